@@ -1,7 +1,7 @@
-"""Locations of cached samples by dense id, in three arrays that are filled from the segments of all
+"""Locations of cached records by dense id, in three arrays that are filled from the segments of all
 processes.
 
-They take 12 bytes for each sample of the dataset (120 MB for 10 million), however many samples are cached.
+They take 12 bytes for each sample of the dataset (120 MB for 10 million), however many are cached.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from hapi.arrays import Flags, IntArray
 from hapi.cache.folder import SEGMENT
-from hapi.cache.segments import Contents, Small, read_contents
+from hapi.cache.recovery import mend
+from hapi.cache.segments import Contents, Small, drop_records, read_contents
 from hapi.errors import DataError
-from hapi.wire.labels import LabelForm
 
 log = logging.getLogger("hapi.cache")
 
@@ -33,18 +33,18 @@ _FRESH_SECONDS = 0.1
 """A folder's time tells of changes only after this long: it has the resolution of the kernel's tick."""
 
 
-class SampleLocations(NamedTuple):
+class RecordLocations(NamedTuple):
     """Locations of n samples in the cache; arrays [n]."""
 
     segment: Small
     """Number of the segment; 0 for a sample that is not cached."""
     start: Small
     length: Small
-    """Bytes of the sample, without its head."""
+    """Bytes of the content, without its head."""
 
-    def of(self, rows: IntArray) -> SampleLocations:
+    def of(self, rows: IntArray) -> RecordLocations:
         """Return the locations of ``rows``."""
-        return SampleLocations(*(array[rows] for array in self))
+        return RecordLocations(*(array[rows] for array in self))
 
     @property
     def held(self) -> Flags:
@@ -58,6 +58,8 @@ class _Segment:
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
         self.descriptor = descriptor
+        self.dropped: set[int] = set()
+        """Starts of records that were found damaged before the file was sealed."""
 
     def close(self) -> None:
         if self.descriptor is not None:
@@ -68,17 +70,16 @@ class _Segment:
 class Catalogue:
     """Contents of the segments in one folder. Thread-safe."""
 
-    def __init__(self, folder: Path, seed: int, count: int, form: LabelForm) -> None:
+    def __init__(self, folder: Path, seed: int, count: int) -> None:
         """Begin an empty catalog.
 
         Args:
-            folder: the folder of one dataset version.
+            folder: the folder of one version.
             seed: seed of its checksums (:func:`hapi.cache.segments.seed_of`).
             count: samples of the dataset; ids are 0 to ``count - 1``.
-            form: of its labels.
         """
-        self._folder, self._seed, self._count, self._form = folder, seed, count, form
-        self._locations = SampleLocations(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
+        self._folder, self._seed, self._count = folder, seed, count
+        self._locations = RecordLocations(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
         self._segments: dict[int, _Segment] = {}
         self._numbers = 0
         self._known: set[str] = set()
@@ -101,7 +102,7 @@ class Catalogue:
         """Number of cached samples."""
         return int(np.count_nonzero(self._locations.segment))
 
-    def find(self, ids: IntArray) -> SampleLocations:
+    def find(self, ids: IntArray) -> RecordLocations:
         """Return the locations of samples ``ids``; other processes' segments show after about a second."""
         with self._lock:
             self._rescan_when_due()
@@ -141,13 +142,27 @@ class Catalogue:
                 opened.callback(os.close, descriptor)
             return descriptor
 
-    def drop(self, numbers: Small) -> None:
-        """Forget these segments, which are damaged or gone, and remove their files."""
+    def drop(self, ids: IntArray, locations: RecordLocations) -> None:
+        """Forget the records of ``ids`` that were at ``locations`` and are damaged, for all processes from now on."""
         with self._lock:
-            for number in numbers.tolist():
-                segment = self._forget(number)
+            known = self._locations.of(ids)
+            same = (known.segment == locations.segment) & (known.start == locations.start) & locations.held
+            self._locations.segment[ids[same]] = 0
+            for number in np.unique(locations.segment[same]).tolist():
+                segment = self._segments.get(number)
                 if segment is not None:
-                    self._remove(segment.path, "a sample is not there or fails its checksum")
+                    starts = locations.start[same & (locations.segment == number)].tolist()
+                    self._warn(segment.path, "a record is not there or fails its checksum")
+                    if segment is self._written:
+                        segment.dropped.update(starts)
+                    else:
+                        self._drop_in(number, segment, starts)
+
+    def dropped(self, number: int) -> set[int]:
+        """Return the starts of damaged records in the written segment ``number``."""
+        with self._lock:
+            segment = self._segments.get(number)
+            return set() if segment is None else set(segment.dropped)
 
     def begin(self, path: Path, descriptor: int) -> int:
         """Register the segment that this process writes next; return its number. The catalog closes its file."""
@@ -214,15 +229,46 @@ class Catalogue:
 
     def _load(self, path: Path) -> None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            contents = self._contents(path)
         except FileNotFoundError:  # found damaged by another process just now
             return
-        try:
-            contents = read_contents(descriptor, self._seed, self._count, self._form)
         except DataError as error:
-            self._remove(path, str(error))
+            self._warn(path, str(error))
+            if not mend(path, self._seed):
+                if path.exists():  # another process is at it
+                    self._known.discard(path.name)
+                return
+            contents = self._contents(path)
+        self._note(self._number(_Segment(path)), contents)
+
+    def _contents(self, path: Path) -> Contents:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            contents = read_contents(descriptor, self._seed)
+        finally:
+            os.close(descriptor)
+        return contents.rows(contents.ids < self._count)
+
+    def _drop_in(self, number: int, segment: _Segment, starts: list[int]) -> None:
+        """Mark records of a sealed segment as damaged; without others it goes."""
+        try:
+            descriptor = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # removed by another process
+            self._forget(number)
+            return
+        try:
+            left = drop_records(descriptor, self._seed, starts)
+        except DataError:  # it is looked at again, and mended
+            self._forget(number)
+            self._known.discard(segment.path.name)
+            self._seen = 0.0
+        except OSError:
+            self._forget(number)
         else:
-            self._note(self._number(_Segment(path)), contents)
+            if not left:
+                self._forget(number)
+                with contextlib.suppress(OSError):
+                    segment.path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
 
@@ -246,9 +292,7 @@ class Catalogue:
             self._retired.append(segment)
         return segment
 
-    def _remove(self, path: Path, why: str) -> None:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+    def _warn(self, path: Path, why: str) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("%s is damaged (%s); its samples are fetched and cached again", path, why)
+            log.warning("%s is damaged (%s); what it lacks is fetched and kept again", path, why)

@@ -5,9 +5,11 @@
     DIR/NAME@VERSION/users      locked (shared) by users of this version; its time is that of the last use
     DIR/NAME@VERSION/open-T     a segment being written, locked by its writer
     DIR/NAME@VERSION/segment-T  a segment that is whole
+    DIR/NAME@VERSION/key.json   of features: their whole key, and by what they were computed
 
-All locks are ``flock``: the kernel frees those of a process that dies at any moment. Such a process leaves an
-unlocked ``open-`` file, which is removed when the budget is counted next. An open file has its final size
+VERSION is that of a dataset, or the digest of a key of features. All locks are ``flock``: the kernel frees those of a
+process that dies at any moment. Such a process leaves an unlocked ``open-`` file, which the next to open the version
+seals: what was put before the kill counts. An open file has its final size
 from the beginning (without taking disk blocks), so the sizes of all files are the reserved bytes.
 
 Nothing is made before something is kept: opening a folder only checks that it can be used. Files in use are never
@@ -26,11 +28,14 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hapi.cache.file_locks import is_locked, lock_at_once
+from hapi.cache.recovery import recover
+from hapi.cache.segments import seed_of
 from hapi.errors import ConflictError, UsageError
 from hapi.paths import user_path
 from hapi.wire.references import DatasetReference
@@ -129,7 +134,7 @@ class CacheFolder:
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             deadline = time.monotonic() + LOCK_SECONDS
-            while not _flock(descriptor, fcntl.LOCK_EX):
+            while not lock_at_once(descriptor):
                 if time.monotonic() > deadline:
                     raise ConflictError(
                         f"cache {self.path}: another process has held its lock for {LOCK_SECONDS:.0f} s; "
@@ -165,9 +170,9 @@ class CacheFolder:
             os.utime(users)
         os.close(users)
         with contextlib.suppress(OSError, ConflictError):
-            if {path.name for path in folder.iterdir()} == {_USERS}:
+            if _is_empty(folder):
                 with self.locked():
-                    if {path.name for path in folder.iterdir()} == {_USERS}:
+                    if _is_empty(folder):
                         self._remove(folder)
 
     def reserve(self, folder: Path, wanted: int, min_bytes: int) -> Reserved | None:
@@ -194,7 +199,7 @@ class CacheFolder:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(folder / f"{OPEN}{token}", flags, 0o666)
             try:
-                _flock(descriptor, fcntl.LOCK_EX)
+                lock_at_once(descriptor)
                 os.ftruncate(descriptor, capacity)
             except BaseException:
                 os.close(descriptor)
@@ -209,6 +214,33 @@ class CacheFolder:
             (folder / f"{OPEN}{token}").rename(path)
         return path
 
+    def recover(self, folder: Path) -> int:
+        """Seal the segments of a version that dead processes were writing; return how many records they have.
+
+        Raises:
+            OSError: a file cannot be read or written.
+            ConflictError: the lock is not to be had.
+        """
+        tokens = [path.name.removeprefix(OPEN) for path in folder.glob(f"{OPEN}*")]
+        found = 0
+        for token in tokens:
+            path = folder / f"{OPEN}{token}"
+            with self.locked():
+                if not path.exists() or is_locked(path):
+                    continue
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                lock_at_once(descriptor)
+            try:
+                records = recover(descriptor, seed_of(folder.name))
+                found += records
+                if records:
+                    self.seal(folder, token)
+                else:
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+        return found
+
     def versions(self) -> list[Version]:
         """Return all cached versions, the least recently used first."""
         if not self.exists:
@@ -219,9 +251,9 @@ class CacheFolder:
                 for folder in sorted(self._versions(), key=_used_at)
             ]
 
-    def clear(self) -> list[Version]:
-        """Remove every unused version, and return them."""
-        found = self.versions()
+    def clear(self, names: Collection[str] | None = None) -> list[Version]:
+        """Remove every unused version, or of these only those in ``names``; return the removed ones."""
+        found = [version for version in self.versions() if names is None or version.name in names]
         if not found:
             return []
         with self.locked():
@@ -232,15 +264,12 @@ class CacheFolder:
             return [Path(e.path) for e in entries if "@" in e.name and e.is_dir(follow_symlinks=False)]
 
     def _counted(self, folder: Path) -> int:
-        """Bytes of a version's files; those that a dead process was writing are removed. Under the lock."""
+        """Bytes of a version's files."""
         total = 0
         with os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # a damaged segment goes without the lock
-                    if entry.name.startswith(OPEN) and not _is_locked(entry.path):
-                        Path(entry.path).unlink()
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
+                    total += entry.stat(follow_symlinks=False).st_size
         return total
 
     def _remove(self, folder: Path) -> bool:
@@ -283,27 +312,13 @@ def _check_marker(folder: Path, what: str) -> None:
         raise UsageError(f"{what}: is of another version of Hapi; remove it or give another folder")
 
 
-def _flock(descriptor: int, kind: int) -> bool:
-    """Try to take the lock at once; return whether it was free."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_locked(path: str | Path) -> bool:
-    """Return whether a living process has locked the file at ``path``, in either way."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return not _flock(descriptor, fcntl.LOCK_EX)
-    finally:
-        os.close(descriptor)
+def _is_empty(folder: Path) -> bool:
+    return not any(path.name.startswith((OPEN, SEGMENT)) for path in folder.iterdir())
 
 
 def _is_in_use(folder: Path) -> bool:
     try:
-        return _is_locked(folder / _USERS)
+        return is_locked(folder / _USERS)
     except FileNotFoundError:  # whoever made it died before its users file was there
         return False
 

@@ -1,19 +1,19 @@
-"""Files of a sample cache: samples one after the other, and a footer with the location of each.
+"""Files of a cache: records one after the other, and a footer with the location of each.
 
-    record   checksum u64, id i64, label (words of 8 bytes), then the sample's bytes; the checksum covers all
-             after itself
-    footer   ids i64 [n], starts u32 [n], lengths u32 [n]
-    trailer  "HAPISEG1", n u64, xxh3 of footer and n u64
+    record   checksum u64, id i64, size u64 (bytes of the content, and 2^32 times the words of the label), label
+             (words of 8 bytes), then the content; the checksum covers all after itself
+    footer   ids i64 [n], starts u32 [n], lengths u32 [n], dropped u8 [n]: not 0 for a record that was found damaged
+    trailer  "HAPISEG2", n u64, xxh3 of the footer without its last part, and of n, u64
 
-All checksums are seeded with the dataset's name and version, so that a misplaced file is no segment. Readers
-rely on the checksums alone: nothing is synced to the disk, and a file that a power cut emptied counts as
-damaged.
+All checksums are seeded with the name of the version, so that a misplaced file is no segment. Readers rely on the
+checksums alone: a file that a power cut emptied counts as damaged. A record says how long it is, so a file without a
+footer is read from its beginning (:mod:`hapi.cache.recovery`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,36 +23,44 @@ import xxhash
 from hapi.arrays import Bytes, IntArray, LabelArray
 from hapi.errors import DataError
 from hapi.wire.labels import SINGLE, LabelForm
-from hapi.wire.references import DatasetReference
 
-_WORD = 8
-_FOOT_BYTES = 16
-"""Bytes of each sample in the footer."""
-_TRAILER_BYTES = 24
-_MAGIC = b"HAPISEG1"
+WORD = 8
+HEAD_WORDS = 3
+"""Words before the label: checksum, id and size."""
+SIZE_BITS = 32
+FOOT_BYTES = 17
+"""Bytes of each record in the footer."""
+TRAILER_BYTES = 24
+_MAGIC = b"HAPISEG2"
+_DROPPED = b"\xff"
 Heads = npt.NDArray[np.uint64]
-"""[n, 2 + words]: checksum, id and label of n records."""
+"""[n, 3 + words]: checksum, id, size and label of n records."""
 Small = npt.NDArray[np.uint32]
 
 
-def seed_of(reference: DatasetReference) -> int:
-    """Return the seed of all checksums of one dataset version."""
-    return xxhash.xxh3_64_intdigest(f"{reference.name}@{reference.version}".encode())
+def seed_of(name: str) -> int:
+    """Return the seed of all checksums of one version, by its name."""
+    return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def head_bytes(form: LabelForm) -> int:
-    """Bytes before each sample, with a label of this form."""
-    return _WORD * (2 + form.words)
+    """Bytes before each record's content, with a label of this form."""
+    return WORD * (HEAD_WORDS + form.words)
 
 
 def record_bytes(form: LabelForm) -> int:
-    """Bytes that a segment needs for a sample beside the sample's own."""
-    return head_bytes(form) + _FOOT_BYTES
+    """Bytes that a segment needs for a record beside its content."""
+    return head_bytes(form) + FOOT_BYTES
 
 
 def segment_bytes(length: int, form: LabelForm) -> int:
-    """The size of a segment with one sample of ``length`` bytes and nothing else."""
-    return length + record_bytes(form) + _TRAILER_BYTES
+    """The size of a segment with one record of ``length`` bytes of content and nothing else."""
+    return length + record_bytes(form) + TRAILER_BYTES
+
+
+def sizes(lengths: IntArray, form: LabelForm) -> npt.NDArray[np.uint64]:
+    """Return the sizes in the heads of records with contents of these lengths."""
+    return lengths.astype(np.uint64) | np.uint64(form.words << SIZE_BITS)
 
 
 def checksums(
@@ -61,15 +69,15 @@ def checksums(
     """Return the checksum of each record, uint64 [n].
 
     Args:
-        heads: ids and labels of the records, [n, 2 + words].
-        data: bytes of all samples.
-        bounds: start and stop of each sample in ``data``.
+        heads: heads of the records, [n, 3 + words].
+        data: bytes of all contents.
+        bounds: start and stop of each content in ``data``.
         seed: from :func:`seed_of`.
     """
-    flat, size = byte_rows(heads), heads.shape[1] * _WORD
+    flat, size = byte_rows(heads), heads.shape[1] * WORD
     found = np.empty(len(heads), dtype=np.uint64)
     for row, (start, stop) in enumerate(bounds):
-        state = xxhash.xxh3_64(flat[row * size + _WORD : (row + 1) * size], seed)
+        state = xxhash.xxh3_64(flat[row * size + WORD : (row + 1) * size], seed)
         state.update(data[start:stop])
         found[row] = state.intdigest()
     return found
@@ -82,45 +90,89 @@ def byte_rows(heads: Heads) -> memoryview:
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a segment: n samples."""
+    """Contents of a segment: n records."""
 
     ids: IntArray
     starts: Small
     """Offsets of the records in the file."""
     lengths: Small
-    """Bytes of the samples."""
+    """Bytes of the contents."""
+
+    def rows(self, which: npt.NDArray[np.bool_]) -> Contents:
+        """Return those that ``which`` says, bool [n]."""
+        return Contents(self.ids[which], self.starts[which], self.lengths[which])
 
 
-def read_contents(descriptor: int, seed: int, count: int, form: LabelForm) -> Contents:
-    """Return the footer of a sealed segment.
-
-    Args:
-        descriptor: the open file.
-        seed: from :func:`seed_of`.
-        count: samples of the dataset, the bound of all ids.
-        form: of the dataset's labels.
+def read_contents(descriptor: int, seed: int) -> Contents:
+    """Return the footer of a sealed segment, without the records that were found damaged.
 
     Raises:
         DataError: some part of the footer does not fit.
     """
+    contents, dropped, _ = _read_footer(descriptor, seed)
+    return contents.rows(dropped == 0)
+
+
+def _read_footer(descriptor: int, seed: int) -> tuple[Contents, npt.NDArray[np.uint8], int]:
+    """All of a footer: its records, which of them are dropped, and the offset of the latter in the file."""
     size = os.fstat(descriptor).st_size
-    trailer = os.pread(descriptor, _TRAILER_BYTES, max(0, size - _TRAILER_BYTES))
-    if len(trailer) != _TRAILER_BYTES or trailer[:8] != _MAGIC:
+    trailer = os.pread(descriptor, TRAILER_BYTES, max(0, size - TRAILER_BYTES))
+    if len(trailer) != TRAILER_BYTES or trailer[:8] != _MAGIC:
         raise DataError("it has no trailer")
     held, checksum = np.frombuffer(trailer[8:], dtype=np.uint64).tolist()
-    begin = size - _TRAILER_BYTES - held * _FOOT_BYTES
+    begin = size - TRAILER_BYTES - held * FOOT_BYTES
     if begin < 0:
         raise DataError("its footer does not fit")
-    footer = os.pread(descriptor, held * _FOOT_BYTES, begin)
-    if xxhash.xxh3_64_intdigest(footer + trailer[8:16], seed) != checksum:
+    footer = os.pread(descriptor, held * FOOT_BYTES, begin)
+    fixed = held * (FOOT_BYTES - 1)
+    if (
+        len(footer) != held * FOOT_BYTES
+        or xxhash.xxh3_64_intdigest(footer[:fixed] + trailer[8:16], seed) != checksum
+    ):
         raise DataError("its footer is damaged, or of another dataset")
     ids = np.frombuffer(footer, np.int64, held)
     starts = np.frombuffer(footer, np.uint32, held, 8 * held)
     lengths = np.frombuffer(footer, np.uint32, held, 12 * held)
-    ends = starts.astype(np.int64) + lengths + head_bytes(form)
-    if held and (ids.min() < 0 or ids.max() >= count or ends.max() > begin):
-        raise DataError("its footer names samples that cannot be")
-    return Contents(ids, starts, lengths)
+    if held and (ids.min() < 0 or (starts.astype(np.int64) + lengths).max() > begin):
+        raise DataError("its footer names records that cannot be")
+    dropped = np.frombuffer(footer, np.uint8, held, fixed)
+    return Contents(ids, starts, lengths), dropped, begin + fixed
+
+
+def drop_records(descriptor: int, seed: int, starts: Iterable[int]) -> int:
+    """Mark the records at ``starts`` of a sealed segment as damaged, for all who open it from now on.
+
+    Returns:
+        The number of records that are left.
+
+    Raises:
+        DataError: the footer is damaged too.
+        OSError: the file cannot be written.
+    """
+    contents, dropped, offset = _read_footer(descriptor, seed)
+    bad = np.isin(contents.starts, np.fromiter(starts, dtype=np.uint32))
+    for row in np.flatnonzero(bad).tolist():
+        os.pwrite(descriptor, _DROPPED, offset + row)
+    return int(np.count_nonzero((dropped == 0) & ~bad))
+
+
+def finish(descriptor: int, seed: int, end: int, contents: Contents, dropped: Iterable[int] = ()) -> None:
+    """Write footer and trailer behind the records of a segment and cut the file to its size; OSError on failure.
+
+    Args:
+        descriptor: the file.
+        seed: from :func:`seed_of`.
+        end: offset behind the last record.
+        contents: its records.
+        dropped: starts of those that were found damaged.
+    """
+    fixed = b"".join(part.tobytes() for part in (contents.ids, contents.starts, contents.lengths))
+    bad = np.isin(contents.starts, np.fromiter(dropped, dtype=np.uint32)).astype(np.uint8) * 255
+    count = np.array([len(contents.ids)], dtype=np.uint64).tobytes()
+    checksum = np.array([xxhash.xxh3_64_intdigest(fixed + count, seed)], dtype=np.uint64).tobytes()
+    footer = fixed + bad.tobytes() + _MAGIC + count + checksum
+    _write(descriptor, footer, end)
+    os.ftruncate(descriptor, end + len(footer))
 
 
 @dataclass(eq=False)
@@ -136,31 +188,32 @@ class SegmentWriter:
     end: int = 0
     """Offset of the next record."""
     _held: list[Contents] = field(default_factory=list)
-    samples: int = 0
+    records: int = 0
 
     def fitting(self, lengths: IntArray) -> int:
-        """Return how many samples of these lengths fit, counted from the first."""
-        room = self.capacity - _TRAILER_BYTES - self.samples * _FOOT_BYTES - self.end
+        """Return how many records with contents of these lengths fit, counted from the first."""
+        room = self.capacity - TRAILER_BYTES - self.records * FOOT_BYTES - self.end
         return int(np.searchsorted(np.cumsum(lengths + record_bytes(self.form)), room, side="right"))
 
     def append(
         self, ids: IntArray, labels: LabelArray, data: Bytes, starts: IntArray, lengths: IntArray
     ) -> Contents:
-        """Write samples at the end of the segment, and return their locations.
+        """Write records at the end of the segment, and return their locations.
 
         Args:
             ids: int64 [n].
             labels: of the segment's form, n of them.
-            data: bytes that hold the samples.
-            starts: begin of each sample in ``data``, [n].
-            lengths: bytes of each sample, [n].
+            data: bytes that hold the contents.
+            starts: begin of each content in ``data``, [n].
+            lengths: bytes of each content, [n].
 
         Raises:
             OSError: the file cannot be written.
         """
         size = head_bytes(self.form)
-        heads = np.empty((len(ids), size // _WORD), dtype=np.uint64)
-        heads[:, 1], heads[:, 2:] = ids.view(np.uint64), self.form.to_words(labels)
+        heads = np.empty((len(ids), size // WORD), dtype=np.uint64)
+        heads[:, 1], heads[:, 2] = ids.view(np.uint64), sizes(lengths, self.form)
+        heads[:, HEAD_WORDS:] = self.form.to_words(labels)
         bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
         heads[:, 0] = checksums(heads, data.data, bounds, self.seed)
         flat = byte_rows(heads)
@@ -175,17 +228,17 @@ class SegmentWriter:
         found = Contents(ids, begins.astype(np.uint32), lengths.astype(np.uint32))
         self._held.append(found)
         self.end += len(records)
-        self.samples += len(ids)
+        self.records += len(ids)
         return found
 
-    def finish(self) -> None:
-        """Write the footer and cut the file to its size; OSError when that fails."""
+    def finish(self, dropped: Iterable[int] = ()) -> None:
+        """Write the footer, with the records at ``dropped`` as damaged ones, and cut the file to its size.
+
+        OSError when that fails.
+        """
         names = ("ids", "starts", "lengths")
-        footer = b"".join(getattr(part, name).tobytes() for name in names for part in self._held)
-        count = np.array([self.samples], dtype=np.uint64).tobytes()
-        checksum = np.array([xxhash.xxh3_64_intdigest(footer + count, self.seed)], dtype=np.uint64)
-        _write(self.descriptor, footer + _MAGIC + count + checksum.tobytes(), self.end)
-        os.ftruncate(self.descriptor, self.end + len(footer) + _TRAILER_BYTES)
+        parts = {name: np.concatenate([getattr(part, name) for part in self._held]) for name in names}
+        finish(self.descriptor, self.seed, self.end, Contents(**parts), dropped)
 
 
 def _write(descriptor: int, data: bytes, start: int) -> None:

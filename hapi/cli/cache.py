@@ -1,14 +1,15 @@
-"""``hapi cache ls [DIR]`` and ``hapi cache clear [DIR]``: contents of the cache, and making room in it."""
+"""``hapi cache ls|clear|verify [DIR]``: contents of the cache of samples and features, room in it, and its check."""
 
 from __future__ import annotations
 
 import argparse
 import time
 
-from hapi.cache.folder import MARKER, CacheFolder
+from hapi.cache.folder import MARKER, CacheFolder, Version
+from hapi.cache.inventory import count_records, describe, verify
 from hapi.cache.open_folder import default_path
-from hapi.cli.shared.common import EXIT_OK
-from hapi.errors import HapiError, UsageError
+from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK
+from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.paths import user_path
 from hapi.units import format_bytes, format_duration
 
@@ -16,7 +17,9 @@ from hapi.units import format_bytes, format_duration
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "action", choices=("ls", "clear"), help="list it, or remove versions that no process uses"
+        "action",
+        choices=("ls", "clear", "verify"),
+        help="list it; remove what no process uses; or read every record and remove the damaged ones",
     )
     parser.add_argument(
         "folder",
@@ -24,24 +27,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder of --cache-dir (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
     )
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="clear only what ls shows by this name; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line for each dataset version: bytes, last use; or the removed ones."""
+    """Print a line for each dataset version and each key of features; exit code 1 when verify found damage."""
+    if args.only and args.action != "clear":
+        raise UsageError(f"--only: has no meaning for hapi cache {args.action}")
     folder = _open(args.folder)
     try:
-        removed = folder.clear() if args.action == "clear" else []
-        left = folder.versions()
+        if args.action == "verify":
+            return _verify(folder)
+        if args.action == "clear":
+            _clear(folder, args.only)
+            left = [version for version in folder.versions() if version.in_use]
+        else:
+            left = folder.versions()
+        for version in left:
+            print(_line(folder, version))
+        if not left and args.action == "ls":
+            print("empty")
     except OSError as error:
         raise HapiError(f"{folder.path}: {error.strerror or error}") from None
-    if args.action == "clear":
-        what = "dataset version" if len(removed) == 1 else "dataset versions"
-        print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
-    for version in left:
-        used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
-        print(f"{version.name}  {format_bytes(version.bytes):>10}  {used}")
-    if not left and args.action == "ls":
-        print("empty")
     return EXIT_OK
 
 
@@ -53,3 +66,33 @@ def _open(name: str | None) -> CacheFolder:
     if not (path / MARKER).is_file() and (name is not None or path.exists()):
         raise UsageError(f"{path}: is no cache of Hapi")
     return CacheFolder.open(path, None)
+
+
+def _line(folder: CacheFolder, version: Version) -> str:
+    path = folder.path / version.name
+    kept = f"{count_records(path):,} kept"
+    used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
+    return f"{version.name}  {describe(path)}  {kept}  {format_bytes(version.bytes):>10}  {used}"
+
+
+def _clear(folder: CacheFolder, names: list[str]) -> None:
+    known = {version.name for version in folder.versions()}
+    for name in names:
+        if name not in known:
+            raise NotFoundError(f"{folder.path}: has no {name}; 'hapi cache ls' lists what it has")
+    removed = folder.clear(names or None)
+    what = "version" if len(removed) == 1 else "versions"
+    print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
+
+
+def _verify(folder: CacheFolder) -> int:
+    damaged = 0
+    for version in folder.versions():
+        found = verify(folder, version.name)
+        damaged += found.damaged
+        state = f"{found.damaged:,} damaged, removed" if found.damaged else "in order"
+        print(f"{version.name}  {found.records:,} read  {state}")
+    if not damaged:
+        return EXIT_OK
+    print(f"removed {damaged:,} damaged records; their samples are fetched or computed and kept again")
+    return EXIT_FAILED

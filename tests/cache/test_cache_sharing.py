@@ -54,7 +54,7 @@ STEPS = st.lists(
 def test_any_steps_of_two_processes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, list[int]]], budget: int
 ) -> None:
-    """What was ever put may be there. What was flushed must be, and what a process has put as long as it lives."""
+    """What was ever put may be there. What one has put must be: for it at once, for others when it flushes or dies."""
     path = tmp_path_factory.mktemp("model") / "cache"
     caches = [cache_at(path, budget=budget) for _ in range(2)]
     ever: set[int] = set()
@@ -77,7 +77,7 @@ def test_any_steps_of_two_processes(
                 crash(cache)
             else:
                 cache.flush() if step == "flush" else cache.close()
-                sealed |= own[who]
+            sealed |= own[who]
             own[who] = set()
             if step != "flush":
                 caches[who] = cache_at(path, budget=budget)

@@ -7,11 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hapi.cache.feature_key import FeatureKey
+from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
 from hapi.cache.samples import SampleCache
 from hapi.cli.main import main
-from hapi.wire.references import DatasetReference
+from hapi.wire.labels import SINGLE
+from hapi.wire.references import DatasetReference, TransformSpec
 from hapi.wire.samples import Samples
+
+KEY = FeatureKey(
+    dataset=DatasetReference(name="flowers", version="a" * 32), transform=TransformSpec(), prefix="b" * 32, cut=3,
+    cut_name="relu", shape=(4, 2), dtype="float32", code="hapi 1",
+)  # fmt: skip
 
 
 def filled(path: Path, name: str) -> SampleCache:
@@ -29,18 +37,68 @@ def test_ls_and_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with filled(tmp_path / "c", "flowers"):
         assert main(["cache", "ls", str(tmp_path / "c")]) == 0
         lines = sorted(capsys.readouterr().out.splitlines())
-        assert lines[0].startswith("flowers@0123456789abcdef") and lines[0].endswith("in use")
+        assert lines[0].startswith("flowers@0123456789abcdef  samples  2 kept") and lines[0].endswith(
+            "in use"
+        )
         assert "97.8 KiB" in lines[1] and lines[1].startswith("photos@") and lines[1].endswith(" ago")
         assert main(["cache", "clear", str(tmp_path / "c")]) == 0
-        assert "removed 1 dataset version, 97.8 KiB\nflowers@" in capsys.readouterr().out
+        assert "removed 1 version, 97.8 KiB\nflowers@" in capsys.readouterr().out
     assert main(["cache", "clear", str(tmp_path / "c")]) == main(["cache", "ls", str(tmp_path / "c")]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["empty"]
+
+
+def test_clear_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("photos", "flowers"):
+        filled(tmp_path, name).close()
+    assert main(["cache", "clear", str(tmp_path), "--only", "roses@1"]) == 1
+    assert "has no roses@1; 'hapi cache ls' lists what it has" in capsys.readouterr().err
+    assert main(["cache", "clear", str(tmp_path), "--only", "photos@0123456789abcdef"]) == 0
+    assert [v.name for v in CacheFolder.open(tmp_path, 1 << 20).versions()] == ["flowers@0123456789abcdef"]
+    assert main(["cache", "ls", str(tmp_path), "--only", "x"]) == 2
+    assert "--only: has no meaning for hapi cache ls" in capsys.readouterr().err
+
+
+def test_features_are_told_by_their_dataset_and_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FeatureCache(CacheFolder.open(tmp_path, 1 << 20), KEY, 20, SINGLE, made_with="cpu, 16") as cache:
+        ids = np.arange(7)
+        cache.put(ids, np.zeros((7, 32), np.uint8), ids)
+    assert main(["cache", "ls", str(tmp_path)]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"features@{KEY.digest}  features of flowers@{'a' * 12}, model {'b' * 12}")
+    assert "cut 3 (relu), float32 4x2, by cpu, 16  7 kept" in line
+
+
+def test_verify_removes_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path, "photos").close()
+    assert main(["cache", "verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("2 read  in order\n")
+    segment = max(tmp_path.glob("*@*/segment-*"), key=lambda path: path.stat().st_size)
+    data = bytearray(segment.read_bytes())
+    data[5_000] ^= 1
+    segment.write_bytes(data)
+    assert main(["cache", "verify", str(tmp_path)]) == 1
+    assert "1 read  1 damaged, removed" in capsys.readouterr().out
+    assert main(["cache", "verify", str(tmp_path)]) == 0
+    assert "1 read  in order" in capsys.readouterr().out
+
+
+def test_the_users_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for action, said in (("ls", "empty\n"), ("clear", "removed 0 versions, 0 B\n"), ("verify", "")):
+        assert main(["cache", action]) == 0 and capsys.readouterr().out == said
+    assert not list(tmp_path.iterdir())
+    filled(tmp_path / "hapi" / "cache", "photos").close()
+    assert main(["cache", "ls"]) == 0 and "photos@" in capsys.readouterr().out
 
 
 def test_what_is_no_cache_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis@final").mkdir()
     (tmp_path / "thesis@final" / "thesis.tex").touch()
-    for action in ("ls", "clear"):
+    for action in ("ls", "clear", "verify"):
         assert main(["cache", action, str(tmp_path)]) == 2
         assert capsys.readouterr().err == f"hapi cache: error: {tmp_path}: is no cache of Hapi\n"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["thesis.tex", "thesis@final"]

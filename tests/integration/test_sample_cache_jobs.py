@@ -58,7 +58,7 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
         assert received(report_of(report)) == [0, 0]
         assert [e["cached_samples"] for e in report_of(report)["epochs"]] == [COUNT, COUNT]
     assert "digits@" in hapi("cache", "ls", str(cache)).stdout
-    assert "removed 1 dataset" in hapi("cache", "clear", str(cache)).stdout
+    assert "removed 1 version" in hapi("cache", "clear", str(cache)).stdout
     assert {path.name for path in cache.iterdir()} == {"hapi-cache", "lock"}
 
 

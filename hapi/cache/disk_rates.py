@@ -1,0 +1,95 @@
+"""Rates of the cache's disk: measured while it is used, and by a short probe before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+STRETCH_BYTES = 64 << 20
+"""A rate is that of the last so many bytes: a disk may become slower when its fast part is full."""
+_LEAST_SECONDS = 1e-4
+"""Below this a clock says nothing."""
+PROBE_BYTES = 32 << 20
+PROBE_SECONDS = 0.3
+_PIECE = 1 << 20
+
+
+class DiskRates(NamedTuple):
+    """Bytes a second; None for what was not measured."""
+
+    read: float | None
+    write: float | None
+
+
+class RateMeter:
+    """Rate of the last stretch of transfers. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Begin without a measurement."""
+        self._lock = threading.Lock()
+        self._parts: deque[tuple[int, float]] = deque()
+        self._bytes = 0
+        self._seconds = 0.0
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        """Count a transfer; one of no bytes (a wait for the disk) belongs to those before it."""
+        with self._lock:
+            self._parts.append((nbytes, seconds))
+            self._bytes += nbytes
+            self._seconds += seconds
+            while self._bytes - self._parts[0][0] >= STRETCH_BYTES:
+                first, took = self._parts.popleft()
+                self._bytes -= first
+                self._seconds -= took
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second of the last stretch; None before there was anything to measure."""
+        with self._lock:
+            if not self._bytes or self._seconds < _LEAST_SECONDS:
+                return None
+            return self._bytes / self._seconds
+
+
+def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE_SECONDS) -> DiskRates:
+    """Measure the disk of ``folder`` with a file that is removed again.
+
+    Every megabyte that is written is brought to the disk before the next one; what is read back was dropped from the
+    page cache before, where the system can be told.
+
+    Args:
+        folder: where to measure; the nearest folder above it that exists, if it does not.
+        nbytes: most bytes that are written.
+        seconds: time after which no further megabyte is begun; half of it for each direction.
+
+    Returns:
+        The rates; None for what could not be measured.
+    """
+    folder = folder.absolute()
+    nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+    read, write = RateMeter(), RateMeter()
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=nearest, buffering=0) as file:
+        descriptor = file.fileno()
+        piece = os.urandom(min(_PIECE, max(1, nbytes)))  # a disk may shorten what repeats
+        done, deadline = 0, time.monotonic() + seconds / 2
+        while done < nbytes and (not done or time.monotonic() < deadline):
+            started = time.monotonic()
+            written = os.pwrite(descriptor, piece, done)
+            os.fsync(descriptor)
+            write.add(written, time.monotonic() - started)
+            done += written
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        deadline = time.monotonic() + seconds / 2
+        for start in range(0, done, _PIECE):
+            if start and time.monotonic() >= deadline:
+                break
+            started = time.monotonic()
+            read.add(len(os.pread(descriptor, _PIECE, start)), time.monotonic() - started)
+    return DiskRates(read.rate, write.rate)

@@ -1,0 +1,61 @@
+"""File that says of which key the features in a folder are, and by what they were computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hapi.errors import DataError
+from hapi.wire.documents import parse_document
+
+KEY_FILE = "key.json"
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """Its content."""
+
+    key: dict[str, Any]
+    """The whole key, as JSON."""
+    dataset: str
+    """Name that the dataset had when the first features were kept, for people."""
+    made_with: tuple[str, ...] = ()
+    """What computed the features: devices and smallest batches, a line each."""
+
+
+def read_key_file(folder: Path) -> KeyFile | None:
+    """Return the content of the file in ``folder``; None when there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        document = parse_document((folder / KEY_FILE).read_bytes())
+        lines = tuple(str(line) for line in document["made_with"])
+        return KeyFile(dict(document["key"]), str(document["dataset"]), lines)
+    return None
+
+
+def settle_key(folder: Path, wanted: KeyFile) -> None:
+    """Check that ``folder`` is of a key, and write that it is; the caller has the cache's lock.
+
+    Args:
+        folder: folder of the features.
+        wanted: the key, and lines that are added to those about what computed the features.
+
+    Raises:
+        DataError: the folder is of another key.
+        OSError: it cannot be written.
+    """
+    found = read_key_file(folder)
+    if found is not None and found.key != wanted.key:
+        raise DataError(
+            f"{folder}: holds features of another key; remove it with 'hapi cache clear --only {folder.name}'"
+        )
+    if found is not None and set(wanted.made_with) <= set(found.made_with):
+        return
+    dataset = wanted.dataset if found is None else found.dataset
+    lines = sorted({*wanted.made_with, *(() if found is None else found.made_with)})
+    new = folder / f"{KEY_FILE}.new"
+    content = {"key": wanted.key, "dataset": dataset, "made_with": lines}
+    new.write_text(json.dumps(content, indent=1) + "\n")
+    new.replace(folder / KEY_FILE)

@@ -1,0 +1,68 @@
+"""Rates of the cache's disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.feature_tools import COUNT, features_at, found, put
+
+from hapi.cache import disk_rates
+from hapi.cache.disk_rates import DiskRates, RateMeter, measure_disk
+
+
+def test_a_rate_is_that_of_the_last_stretch() -> None:
+    meter = RateMeter()
+    assert meter.rate is None
+    for _ in range(100):
+        meter.add(1 << 20, 0.001)
+    assert meter.rate == pytest.approx((1 << 20) / 0.001)
+    for _ in range(70):  # its fast part is full
+        meter.add(1 << 20, 0.05)
+    assert meter.rate == pytest.approx((1 << 20) / 0.05)
+    meter.add(0, 1.0)  # a wait for what was written
+    assert meter.rate == pytest.approx(64 * (1 << 20) / (64 * 0.05 + 1.0))
+
+
+def test_a_cache_measures_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with features_at(tmp_path) as cache:
+        assert cache.rates() == DiskRates(None, None)
+        write = os.pwrite
+
+        def slow(*arguments: object) -> int:
+            time.sleep(0.05)
+            return write(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "pwrite", slow)
+        put(cache, range(COUNT))
+        rates = cache.rates()
+        assert rates.write is not None and rates.write <= COUNT * 32 / 0.05 and rates.read is None
+        for _ in range(50):
+            found(cache)
+        assert cache.rates().read is not None
+
+
+def test_the_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
+    rates = measure_disk(tmp_path / "not" / "there", 1 << 20)
+    assert rates.read is not None and rates.write is not None and min(rates.read, rates.write) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_probe_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    clock = iter(np.arange(0, 1000, 0.04).tolist())
+    monkeypatch.setattr(disk_rates.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(os, "fsync", written.append)
+    rates = measure_disk(tmp_path)
+    assert 1 <= len(written) <= 3 and rates.write == pytest.approx((1 << 20) / 0.04)
+
+
+def test_a_probe_that_cannot_write_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert measure_disk(tmp_path) == DiskRates(None, None)
