@@ -30,8 +30,9 @@ from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
-from hapi.client.planning.cache_forecast import Expected
+from hapi.client.planning.cache_facts import CacheFacts
 from hapi.client.planning.meter import Meter
+from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
 from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings
@@ -97,7 +98,7 @@ class Session(Closing):
         """Compares some of what servers send; None without ``--recheck``."""
         try:
             self.planning = planning_of(
-                settings, job_context, self.meter, budget, optimizer_bytes, self._expected()
+                settings, job_context, self.meter, budget, optimizer_bytes, self._chooser()
             )
             """Chooses the split of each batch; None when it is fixed."""
             if (
@@ -253,17 +254,17 @@ class Session(Closing):
         fixed = Fixed(self.job_context, self.split, validation=True)
         return self._passes.deliver(fixed, 0, planned, 0, validation=True)
 
-    def _expected(self) -> Expected | None:
-        """Expected use of the training samples' cache, for a plan."""
-        job_context, description = self.job_context, self.job_context.description
-        cache = self.keeping.samples.get(description.reference)
-        if cache is None:
+    def _chooser(self) -> ReuseChooser | None:
+        """The choice of what is kept; None where nothing can be."""
+        job_context, settings = self.job_context, self.settings
+        if job_context.cache_folder is None:
             return None
-        mean = description.total_bytes / max(1, description.count)
-        return Expected(
-            cache,
-            job_context.training_ids,
-            mean,
-            epochs=self.settings.epochs,
+        facts = CacheFacts(
+            ids=job_context.training_ids,
             trainers=job_context.order.trainers,
+            budget=job_context.cache_folder.budget,
+            memory_bytes=settings.cache_memory or 0,
+            samples=lambda: self.keeping.samples.get(job_context.description.reference),
+            refused=lambda: "kept features are not used yet",
         )
+        return ReuseChooser(facts)

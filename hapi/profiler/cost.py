@@ -85,8 +85,6 @@ def estimate(
         sent: form of samples at split 0; does not matter for others.
         mix: shares of the samples that are kept somewhere.
     """
-    if job.cached and split == 0 and sent == "stored":
-        mix = replace(mix, hits=job.cached)
     pipeline = Pipeline(profile, job, split, sent, mix, depth=prefetch_depth(profile, job, split))
     bits, variation = profile.link.bits_per_second, profile.link.variation
     bs = min(job.bs, job.samples)

@@ -102,6 +102,8 @@ class Sizes:
     samples: SampleProfile
     client: Tier
     optimizer_bytes_per_parameter_byte: float = 1.0
+    one_machine: bool = False
+    """True when the servers run on the client's machine."""
 
 
 def link_rate(rates: Arrivals, *, sound: bool = False) -> tuple[float, float] | None:
@@ -184,6 +186,7 @@ def profile_of(
         step_seconds=_mean(observed, lambda o: o.step_seconds),
         update_seconds=0.0,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+        one_machine=sizes.one_machine,
         notes=notes,
     )
 

@@ -262,10 +262,6 @@ class Job:
     """Weights of the layers after this one stay on the client's device, also at a later split, as a strategy may come
     back to them; None for only those after the split."""
 
-    cached: float = 0.0
-    """The part of an epoch's samples, from 0 to 1, that the client has on its disk as they are stored: they need not
-    cross at split 0."""
-
     @classmethod
     def load(cls, path: str) -> Self | None:
         """The run that a profile was measured in, from the file of :meth:`Profile.save` or from a run's report.

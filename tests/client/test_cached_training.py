@@ -15,16 +15,12 @@ from support.local_job import COUNT, Silent, open_session, pack_blobs, service_o
 
 from hapi.cache import catalog as cache_catalogue
 from hapi.cache.folder import CacheFolder
-from hapi.cache.samples import SampleCache
-from hapi.client.planning.cache_forecast import Expected
 from hapi.errors import UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import open_source
 from hapi.server.service import Service
 from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
-from hapi.wire.references import DatasetReference
-from hapi.wire.samples import Samples
 
 CASES: dict[str, dict[str, Any]] = {
     "tensors": {"dataset": "blobs", "validation": 0.2},
@@ -184,26 +180,6 @@ def test_a_planned_run_is_the_same_and_counts_on_the_cache(service: Service, tmp
     assert of_epochs(report, "loss") == pytest.approx(of_epochs(reference, "loss"), rel=1e-3)
     assert weights.keys() == cached.keys()
     at_zero = dict(report["epochs"][0]["splits"]).get(0, 0)
-    assert at_zero > 0 and report["plan"]["job"]["cached"] > 0 == reference["plan"]["job"]["cached"]
-
-
-def test_what_is_expected_of_the_epochs_to_come(tmp_path: Path) -> None:
-    folder = CacheFolder.open(tmp_path, 1 << 20)
-    with SampleCache(folder, DatasetReference(name="x", version="0" * 16), 100) as cache:
-        ids = np.arange(100)
-        expected = Expected(cache, ids, 1000.0, epochs=4, trainers=1)
-        assert expected(0) == (0.0, pytest.approx(3 / 4)) and expected(3) == (0.0, pytest.approx(0.0))
-        assert Expected(cache, ids, 1e9, epochs=4, trainers=1)(0)[1] < 1e-4
-        # Of two trainers each sees half of what lacks: 0, 1/2, 3/4, 7/8.
-        assert Expected(cache, ids, 1000.0, epochs=4, trainers=2)(0)[1] == pytest.approx(17 / 32)
-        cache.put(
-            Samples(
-                ids=np.arange(50),
-                data=np.zeros(500, np.uint8),
-                offsets=np.arange(51) * 10,
-                labels=np.zeros(50, np.int64),
-            )
-        )
-        assert expected(2) == (0.5, pytest.approx(0.75))
-        cache._stopped = True  # as on a full disk
-        assert expected(0) == (0.5, 0.5) == expected(9)
+    assert at_zero > 0
+    kept = {one["cut"]: one["share"] for one in report["plan"]["reuse"]["facts"]["client_kept"]}
+    assert kept[0] > 0 and "reuse" not in reference["plan"]

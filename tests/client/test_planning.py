@@ -162,33 +162,6 @@ def test_the_decision_is_that_of_the_true_costs(ahead: int) -> None:
         assert planning.estimated_seconds(0, JOB.samples) == pytest.approx(seconds, rel=1e-6)
 
 
-def test_a_sample_cache_that_fills_brings_the_split_to_zero() -> None:
-    """At 10 Mbit/s stored samples are slower than features; they are not once they need not cross."""
-    world, part = World(truth(10e6, here=0.0005)), [0.0]
-    planning = planning_in(world, cached=lambda epoch: (part[0], part[0]))
-    run_epoch(planning, world)
-    deep = planning.split
-    assert deep > 0 == planning.job.cached
-    assert run_epoch(planning, world, 1) == [deep] * 10
-    part[0] = 0.95
-    seconds = planning.estimated_seconds(2, JOB.samples)
-    assert run_epoch(planning, world, 2) == [0] * 10
-    assert planning.changes[-1].before == deep and planning.changes[-1].epoch == 2
-    assert "the sample cache has 95% of the samples" in planning.changes[-1].why
-    assert planning.estimated_seconds(2, JOB.samples) < seconds
-    assert planning.to_json()["job"]["cached"] == 0.95
-    planning = planning_in(world, cached=lambda epoch: (0.95, 0.95), profile=world.true)
-    assert planning.split == 0
-
-
-def test_what_later_epochs_gain_counts() -> None:
-    """None of the samples is here yet; the first epoch at split 0 is dearer, and pays for those that follow."""
-    world = World(truth(10e6, here=0.0005))
-    for left, split in ((1.0, 0), (0.0, best_of(world))):
-        planning = planning_in(world, cached=lambda epoch, left=left: (0.0, left), profile=world.true)  # type: ignore[misc]
-        assert planning.split == split
-
-
 @pytest.mark.parametrize("strategy", ["hapi", "nsg", "bandwidth"])
 def test_every_strategy_decides_as_it_would_from_the_truth(strategy: str) -> None:
     for bits in (20e6, 100e6, 1e9):

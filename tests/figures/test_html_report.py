@@ -201,10 +201,10 @@ def test_what_is_there_must_be_right(change: Callable[[dict[str, Any]], object],
 
 def test_a_job_of_an_earlier_version_is_filled_up() -> None:
     document = copy.deepcopy(KEPT)
-    for name in ("cached", "weights_from"):
+    for name in ("weights_from",):
         document["plan"]["job"].pop(name, None)
     plan = Run.from_json(document).plan
-    assert plan is not None and (plan.job.cached, plan.job.weights_from) == (0.0, None)
+    assert plan is not None and plan.job.weights_from is None
 
 
 @pytest.mark.parametrize(

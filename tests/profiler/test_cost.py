@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.any_profile import jobs, profiles, seconds
 from support.profiler_tools import crafted, free_server, free_tier
 
 from hapi.errors import DeviceMemoryError
 from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
-from hapi.profiler.pipeline import OVERLAP_NORM
+from hapi.profiler.pipeline import OVERLAP_NORM, Mix
 from hapi.profiler.profile import Job, LinkProfile, Profile
 from hapi.profiler.strategies import PLANNERS, plan
 
 SLOW = LinkProfile(bits_per_second=8e6, variation=0.0, request_seconds=0.002)  # 1 MB/s
-
-seconds = st.floats(1e-6, 1e-2)
-sizes = st.integers(1, 1_000_000)
-
-
-@st.composite
-def profiles(draw: st.DrawFn) -> Profile:
-    count = draw(st.integers(2, 6))
-    per_layer = st.lists(seconds, min_size=count, max_size=count)
-    costs: dict[str, Any] = {
-        "decode_seconds": draw(seconds),
-        "codec_seconds_per_byte": draw(st.floats(0, 1e-8)),
-        "overhead_seconds": draw(seconds),
-        "processors": draw(st.integers(1, 4)),
-    }
-    return crafted(
-        draw(st.lists(sizes, min_size=count, max_size=count)),
-        draw(per_layer),
-        draw(per_layer),
-        server=free_server(
-            read_seconds=draw(seconds), concurrency=draw(st.integers(1, 5)), share=draw(st.floats(0.1, 1.0))
-        ),
-        server_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
-        client_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
-        link=LinkProfile(
-            bits_per_second=draw(st.floats(1e5, 1e11)),
-            variation=draw(st.floats(0, 0.5)),
-            request_seconds=draw(seconds),
-        ),
-        step_seconds=draw(seconds),
-        update_seconds=draw(seconds),
-    )
-
-
-jobs = st.builds(
-    Job,
-    bs=st.integers(1, 300),
-    samples=st.integers(1, 3000),
-    request_size=st.integers(1, 200),
-    in_flight=st.integers(1, 6),
-)
 
 
 def test_both_forms_by_hand() -> None:
@@ -121,7 +80,7 @@ def test_samples_at_hand_cost_neither_network_nor_server() -> None:
         link=SLOW,
     )
     job = Job(bs=10, samples=20, request_size=2)
-    without, half = estimate(profile, job, 0), estimate(profile, replace(job, cached=0.5), 0)
+    without, half = estimate(profile, job, 0), estimate(profile, job, 0, mix=Mix(hits=0.5))
     assert half.stages.network == pytest.approx(without.stages.network / 2)
     assert half.epoch_wire_bytes == without.epoch_wire_bytes // 2
     assert half.stages.client == without.stages.client and half.memory == without.memory
@@ -129,19 +88,17 @@ def test_samples_at_hand_cost_neither_network_nor_server() -> None:
     assert half.stages.server == pytest.approx(10 * 0.005 / 2)
     # Of the requests of two samples three quarters are made: the chance that either is not here.
     far = replace(profile, link=replace(SLOW, request_seconds=5.0))
-    seconds = [estimate(far, replace(job, cached=part), 0).epoch_seconds for part in (0.0, 0.5)]
+    seconds = [estimate(far, job, 0, mix=Mix(hits=part)).epoch_seconds for part in (0.0, 0.5)]
     assert seconds[1] == pytest.approx(0.75 * seconds[0], rel=0.01)
-    whole = estimate(profile, replace(job, cached=1.0), 0)
+    whole = estimate(profile, job, 0, mix=Mix(hits=1.0))
     assert (whole.stages.network, whole.stages.server, whole.epoch_wire_bytes) == (0, 0, 0)
     assert whole.epoch_seconds == pytest.approx(20 * 0.007)
-    for split, sent in ((1, "stored"), (0, "tensor"), (0, "uint8")):
-        assert estimate(profile, replace(job, cached=1.0), split, sent) == estimate(profile, job, split, sent)
 
 
 @settings(max_examples=80)
 @given(profiles(), jobs, st.floats(0, 1), st.floats(0, 1))
 def test_more_at_hand_is_never_slower(profile: Profile, job: Job, one: float, other: float) -> None:
-    less, more = (estimate(profile, replace(job, cached=part), 0) for part in sorted((one, other)))
+    less, more = (estimate(profile, job, 0, mix=Mix(hits=part)) for part in sorted((one, other)))
     assert more.epoch_seconds <= less.epoch_seconds * (1 + 1e-9)
     assert more.paper_epoch_seconds <= less.paper_epoch_seconds * (1 + 1e-9)
 

@@ -1,8 +1,7 @@
-"""The trainer's sample caches: opening them, and a plan's expectation of them."""
+"""The trainer's caches of stored samples: opening and closing them."""
 
 from __future__ import annotations
 
-from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
 from hapi.client.job_context import JobContext
 from hapi.wire.references import DatasetReference
@@ -39,24 +38,3 @@ def close_caches(caches: dict[DatasetReference, SampleCache]) -> None:
     """Close them all."""
     for cache in caches.values():
         cache.close()
-
-
-class Expected:
-    """Share of an epoch's samples that need not cross the network at split 0."""
-
-    def __init__(
-        self, cache: SampleCache, ids: IntArray, mean_bytes: float, *, epochs: int, trainers: int
-    ) -> None:
-        """``ids``, of ``mean_bytes`` stored bytes each, are used in each of ``epochs``, shared by ``trainers``."""
-        self._cache, self._ids, self._epochs = cache, ids, epochs
-        self._room = cache.room(len(ids), mean_bytes)
-        self._left_out = 1 - 1 / trainers
-        """The part of the samples that this trainer does not see in an epoch."""
-
-    def __call__(self, epoch: int) -> tuple[float, float]:
-        """Return two shares from 0 to 1: in ``epoch``, and in the mean from it on, if all run at split 0."""
-        now, left = self._cache.share(self._ids), max(1, self._epochs - epoch)
-        lacking = max(0.0, self._room - now) if self._cache.admits else 0.0
-        # What lacks becomes less by the same factor in each epoch: the mean of a geometric series.
-        mean_lacking = lacking * (1 - self._left_out**left) / (1 - self._left_out) / left
-        return now, now + lacking - mean_lacking

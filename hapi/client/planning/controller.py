@@ -22,23 +22,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
-from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits
+from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits, plan_document
 from hapi.client.planning.profile_phase import Profiling
+from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, first_that_fits, late_split, received_ahead
 from hapi.client.settings import ORACLE
 from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.strategies import Plan, choices, plan
+from hapi.profiler.reuse.choose import ReusePlan
+from hapi.profiler.strategies import Plan, plan
 
 ORACLE_BATCHES = 3
 """Batches that the oracle runs at each split; the first shows what the pipeline held of the split before."""
@@ -61,12 +63,11 @@ class SplitController:
         profile_epochs: Sequence[int] = (0,),
         profile_batches: int | None = None,
         profile: Profile | None = None,
-        cached: Callable[[int], tuple[float, float]] | None = None,
+        reuse: ReuseChooser | None = None,
     ) -> None:
         """``profile``: decide from it at once, instead of profiling epoch 0.
 
-        ``cached(epoch)``: the part of an epoch's samples that need not cross at split 0, in this epoch and in the mean
-        of it and those that follow; plans are made with the second.
+        ``reuse``: chooses what is kept, and with ``auto`` the split too; None where nothing can be kept.
         Raises :class:`DeviceMemoryError` when no split fits the memory, or none that the strategy considers.
         """
         self.strategy = strategy
@@ -78,7 +79,7 @@ class SplitController:
         self.profile: Profile | None = None
         self.measured: dict[int, float] = {}
         """The oracle's seconds a batch, by split."""
-        self._cached = cached or (lambda epoch: (0.0, 0.0))
+        self.chooser = reuse
         self._meter = meter
         self._replan = replan and strategy != ORACLE
         self._profile_epochs = frozenset(profile_epochs)
@@ -150,19 +151,29 @@ class SplitController:
         if due and not self._profiling.left:
             with self._lock:
                 self._profiling.begin(self._parts(batches))
-        changed = self._price_cache(epoch)
         if self._watch is not None:
             self._watch.restart()
-            if changed and self.profile is not None and not self.profiling:
-                self.plan = plan(self.strategy, self.profile, self.job)
-                self._why = self._why or f"the sample cache has {self._cached(epoch)[0]:.0%} of the samples"
-                self._follow_plan((epoch, 0))
+        if self.profile is not None and not self.profiling and self._choose_reuse(epoch) and self.reuse:
+            self._why = self._why or self.reuse.reason
+            self._follow_plan((epoch, 0))
 
-    def _price_cache(self, epoch: int) -> bool:
-        """Take into the job what the sample cache may have from ``epoch`` on; whether that is something else."""
-        before = self.job.cached
-        self.job = replace(self.job, cached=self._cached(epoch)[1])
-        return self.job.cached != before
+    @property
+    def reuse(self) -> ReusePlan | None:
+        """The choice of what is kept; None before there is a profile, and where nothing can be kept."""
+        return None if self.chooser is None else self.chooser.plan
+
+    def _choose_reuse(self, epoch: int) -> bool:
+        """Choose what is kept in the epochs from ``epoch`` on; whether that is something else than before."""
+        if self.chooser is None or self.profile is None or self.plan is None:
+            return False
+        job = replace(self.job, epochs=max(1, self.job.epochs - epoch))
+        return self.chooser.choose(self.profile, job, self._range.candidates(self.plan))
+
+    def _best(self) -> int:
+        """The split by the present plan."""
+        if self.plan is None or self.reuse is None or self.reuse.split not in self._range:
+            return self._split if self.plan is None else self._range.best(self.plan)
+        return self.reuse.split
 
     def _reopen(self) -> None:
         """Schedule batches again that had opened when a pass was left in its middle."""
@@ -203,6 +214,7 @@ class SplitController:
                 before = self._seconds(self._split)
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
+                self._choose_reuse(epoch)
                 self._worse = self._seconds(self._split) > (1 + DriftDetector.HYSTERESIS) * before
             self._follow_plan((epoch, batch + 1))
             self._probe_link(split, rates, bounds)
@@ -243,7 +255,8 @@ class SplitController:
             with self._lock:
                 self._split = self._range.nearest(self._split)
         elif self._split not in self._range:
-            after = self._range.nearest(self._split) if self.plan is None else self._range.best(self.plan)
+            self._choose_reuse(at[0])
+            after = self._range.nearest(self._split) if self.plan is None else self._best()
             self._change(at, after, why)
 
     @property
@@ -262,12 +275,12 @@ class SplitController:
     def _adopt(self, profile: Profile, at: tuple[int, int], why: str, split: int | None = None) -> None:
         """Plan from ``profile``; with ``split`` the decision is taken already."""
         self.profile = profile
-        self._price_cache(at[0])
         self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
+        self._choose_reuse(at[0])
         tried = {s: seconds for s, seconds in self.measured.items() if s in self._range}
         if split is None and tried:
             split = min(tried, key=lambda s: tried[s])
-        chosen = self._range.best(self.plan) if split is None else self._range.nearest(split)
+        chosen = self._best() if split is None else self._range.nearest(split)
         self._change(at, chosen, why)
         self._watch = None
         if self._replan:
@@ -281,7 +294,7 @@ class SplitController:
         """
         if self.plan is None or self._why is None:
             return
-        after = self._range.best(self.plan)
+        after = self._best()
         now = self._seconds(self._split)
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
         if after == self._split or gain <= DriftDetector.HYSTERESIS:
@@ -294,8 +307,11 @@ class SplitController:
             self._why = None
 
     def _seconds(self, split: int) -> float:
-        """Seconds of an epoch at ``split``, by the plan."""
-        return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
+        """Seconds of an epoch at ``split``, by the plan; with a choice of what is kept those of all that follow."""
+        of_job = None if self.chooser is None else self.chooser.seconds_at(split)
+        if of_job is None:
+            return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
+        return of_job
 
     def _probe_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Let the next batch show the link if it was not seen for long and a faster one would be of use.
@@ -333,24 +349,17 @@ class SplitController:
 
     def estimated_seconds(self, epoch: int, samples: int) -> float | None:
         """Seconds of an epoch of ``samples`` at the present split; None before there is a plan."""
-        if self.profile is None:
-            return None
-        job = replace(self.job, samples=samples, cached=self._cached(epoch)[0])
-        return estimate(self.profile, job, self._split).epoch_seconds
+        kept = None if self.chooser is None else self.chooser.epoch_seconds(samples)
+        if kept is not None or self.profile is None:
+            return kept
+        return estimate(self.profile, replace(self.job, samples=samples), self._split).epoch_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan with every candidate, the other strategies' choices, and the changes."""
-        document: dict[str, Any] = {
-            "strategy": self.strategy,
-            "split": self._split,
-            "changes": [change.to_json() for change in self.changes],
-            "looks": self.probes,
-            "job": asdict(self.job),
-        }
-        if self.profile is not None and self.plan is not None:
-            document["profile"] = self.profile.to_json()
-            document["candidates"] = [asdict(candidate) for candidate in self.plan.candidates]
-            document["strategies"] = choices(self.profile, self.job)
+        """Return the plan with every candidate, and the changes."""
+        document = plan_document(self.strategy, self._split, self.job, self.profile, self.plan)
+        document |= {"changes": [change.to_json() for change in self.changes], "looks": self.probes}
+        if self.chooser is not None and (kept := self.chooser.to_json()) is not None:
+            document["reuse"] = kept
         if self.measured:
             document["measured_batch_seconds"] = {str(s): round(t, 6) for s, t in self.measured.items()}
         return document

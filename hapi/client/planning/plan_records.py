@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hapi.errors import ConfigError
 from hapi.profiler.fit import Sizes
-from hapi.profiler.profile import Profile
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import Plan, choices
 
 
 class OtherDeviceError(ConfigError):
@@ -58,5 +59,26 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         profile,
         layers=layers,
         samples=sizes.samples,
+        one_machine=sizes.one_machine,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
     )
+
+
+def plan_document(
+    strategy: str, split: int, job: Job, profile: Profile | None, plan: Plan | None
+) -> dict[str, Any]:
+    """Return the plan as it is in a run's report.
+
+    Args:
+        strategy: rule that chose.
+        split: the present choice.
+        job: the training that estimates are for.
+        profile: the measurements; None before there are some.
+        plan: every candidate with its estimate.
+    """
+    document: dict[str, Any] = {"strategy": strategy, "split": split, "job": asdict(job)}
+    if profile is not None and plan is not None:
+        document["profile"] = profile.to_json()
+        document["candidates"] = [asdict(candidate) for candidate in plan.candidates]
+        document["strategies"] = choices(profile, job)
+    return document

@@ -40,6 +40,13 @@ class SplitRange:
         fitting = [c.estimate for c in inside if c.fits] or [c.estimate for c in inside]
         return min(fitting, key=lambda e: e.epoch_seconds).split
 
+    def candidates(self, found: Plan) -> list[int]:
+        """Return the splits that keeping is planned with: with ``auto`` all allowed ones that fit the memory, else the
+        strategy's own.
+        """
+        fitting = [split for split in self.splits if found.candidates[split].fits]
+        return fitting if fitting and found.strategy == "auto" else [self.best(found)]
+
     def drop_up_to(self, split: int) -> bool:
         """Allow only splits after ``split``; False, with nothing changed, if there is none."""
         if split >= self.max_split:

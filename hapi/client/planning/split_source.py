@@ -11,6 +11,7 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
+from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
@@ -157,7 +158,7 @@ def planning_of(
     meter: Meter,
     budget: MemoryBudget,
     optimizer_bytes: float,
-    cached: Callable[[int], tuple[float, float]] | None = None,
+    reuse: ReuseChooser | None = None,
 ) -> SplitController | None:
     """Return the planning of a session; None when its split is fixed, which needs no profile.
 
@@ -167,7 +168,7 @@ def planning_of(
         meter: counts its costs.
         budget: this side's memory.
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
-        cached: see :class:`SplitController`.
+        reuse: see :class:`SplitController`.
     """
     if job_context.strategy is None:
         if settings.profile is not None:
@@ -185,7 +186,7 @@ def planning_of(
             profile_epochs=settings.profile_epoch,
             profile_batches=settings.profile_batches,
             profile=given,
-            cached=cached,
+            reuse=reuse,
         )
     except ConfigError as error:
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
@@ -193,7 +194,7 @@ def planning_of(
 
 def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: float) -> Sizes:
     description = job_context.description
-    return sizes_of(
+    sizes = sizes_of(
         job_context.frozen,
         settings.model,
         job_context.freeze,
@@ -202,6 +203,7 @@ def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: fl
         client=tier_of(job_context.device),
         optimizer_bytes=optimizer_bytes,
     )
+    return replace(sizes, one_machine=job_context.embedded is not None)
 
 
 def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudget) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ def choose_reuse(
     *,
     prices: Prices | None = None,
     objective: Objective = "time",
-    allowed: Callable[[int], bool] | None = None,
+    splits: Sequence[int] | None = None,
 ) -> ReusePlan:
     """Return the choice that makes the whole job shortest, or cheapest.
 
@@ -105,15 +105,15 @@ def choose_reuse(
         facts: room, and what is kept already.
         prices: of bytes and hours.
         objective: ``time``, or ``money``.
-        allowed: tells which splits may be taken; None for all that fit the client's memory.
+        splits: those that may be taken; None for all that fit the client's memory.
     """
     prices = prices or Prices()
     costs: dict[Mode, JobCost | None] = dict.fromkeys(
         ("recompute", "keep samples", "keep there", "keep here")
     )
     order = _order(objective)
-    splits = _splits(profile, job, allowed)
-    for choice in choices(profile, facts, splits):
+    taken = _fitting(profile, job) if splits is None else list(splits)
+    for choice in choices(profile, facts, taken):
         cost = JobPricer(profile, job, facts, choice).job_cost(prices)
         best = costs[choice.mode]
         if best is None or _better(order(cost), order(best)):
@@ -138,17 +138,15 @@ def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return second < -_TIE * max(one[1], other[1])
 
 
-def _splits(profile: Profile, job: Job, allowed: Callable[[int], bool] | None) -> list[int]:
-    """The splits that may be taken, earliest first; all of them if no memory holds any."""
-    every = range(profile.last_split + 1)
-    if allowed is not None:
-        return [split for split in every if allowed(split)] or list(every)
+def _fitting(profile: Profile, job: Job) -> list[int]:
+    """The splits that fit the client's memory, earliest first; all of them if none does."""
+    every = list(range(profile.last_split + 1))
     if job.memory_bytes is None:
-        return list(every)
-    return [s for s in every if memory(profile, job, s).peak <= job.memory_bytes] or list(every)
+        return every
+    return [s for s in every if memory(profile, job, s).peak <= job.memory_bytes] or every
 
 
-def choices(profile: Profile, facts: ReuseFacts, splits: list[int]) -> Iterator[Choice]:
+def choices(profile: Profile, facts: ReuseFacts, splits: Sequence[int]) -> Iterator[Choice]:
     """Yield every choice that could be the best one.
 
     A cut is left out where a later one takes no more bytes with some codec that is no slower: it costs no more in any
@@ -280,7 +278,7 @@ def _why_not(job: Job, facts: ReuseFacts, objective: Objective, costs: dict[Mode
     best = min(kept, key=order, default=None)
     if best is None or plain is None:
         return facts.refused or "nothing can be kept"
-    if best.kept < 0.005:
+    if best.kept < 0.005 and best.choice.limit == 1:
         return "the cache has no room, or its disk is too slow to fill it"
     if order(best)[0] <= order(plain)[0]:
         return f"it would save less than {LEAST_GAIN:.0%} of the job"

@@ -1,0 +1,85 @@
+"""Facts about a run's caches, from which the choice of what is kept is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hapi.arrays import IntArray
+from hapi.cache.samples import SampleCache
+from hapi.profiler.reuse.facts import CutCodecs, KeptShare, ReuseFacts, Storage
+
+READ_RATE, WRITE_RATE = 500e6, 200e6
+"""Bytes per second of a disk that was not measured: a plain SSD."""
+
+
+class Shares(Protocol):
+    """Shares of samples that a cache holds."""
+
+    @property
+    def admits(self) -> bool:
+        """True while more can be kept, as far as is known."""
+
+    def share(self, ids: IntArray) -> float:
+        """Return the share of samples ``ids`` that is cached, from 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskRates:
+    """Measured bytes per second of a cache's disk."""
+
+    read: float = READ_RATE
+    write: float = WRITE_RATE
+    slow_write: float | None = None
+    """Rate of writing once the disk's fast part is full."""
+    fast_bytes: int = 0
+    """Bytes that the fast part takes."""
+
+
+@dataclass(kw_only=True)
+class CacheFacts:
+    """Tells the choice of what is kept about this side's caches."""
+
+    ids: IntArray
+    """Training samples of all trainers."""
+    trainers: int
+    budget: int
+    """Most bytes of the cache's folder; 0 for no cache."""
+    memory_bytes: int = 0
+    samples: Callable[[], SampleCache | None] = lambda: None
+    """Cache of stored samples that may be used; None where there is none."""
+    features: Callable[[], dict[int, Shares]] = dict
+    """Caches of features that may be used, by cut."""
+    refused: Callable[[], str] = lambda: ""
+    """Reason why features cannot be kept; empty if they can."""
+    rates: Callable[[], DiskRates] = DiskRates
+    codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
+    """Codecs measured on what is kept."""
+
+    def __call__(self) -> ReuseFacts:
+        """Return the facts as they are now."""
+        samples, rates, caches = self.samples(), self.rates(), dict(self.features())
+        if samples is not None:
+            caches[0] = samples
+        kept = {cut: cache.share(self.ids) for cut, cache in caches.items()}
+        storage = Storage(
+            # A full disk keeps what it has.
+            bytes=self.budget if all(cache.admits for cache in caches.values()) else 0,
+            read=rates.read,
+            write=rates.write,
+            slow_write=rates.slow_write,
+            fast_bytes=rates.fast_bytes,
+            memory_bytes=self.memory_bytes,
+        )
+        return ReuseFacts(
+            client=storage if self.budget else None,
+            client_kept=tuple(
+                KeptShare(cut=cut, share=share) for cut, share in sorted(kept.items()) if share
+            ),
+            codecs=self.codecs(),
+            samples=max(1, len(self.ids)),
+            trainers=self.trainers,
+            refused=self.refused(),
+            samples_refused="" if samples is not None else "there is no cache of stored samples",
+        )

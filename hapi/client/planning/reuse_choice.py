@@ -1,0 +1,99 @@
+"""Choice of what a run keeps: made with its first profile, and remade as costs and the cache's contents change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
+from hapi.profiler.reuse.facts import Objective, Prices, ReuseFacts
+from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer
+
+HYSTERESIS = 0.05
+"""Part of what is left of the job that another choice must save to be taken."""
+
+
+class ReuseChooser:
+    """Holds the choice of what a run keeps. Not thread-safe, but :attr:`plan` may be read from any thread."""
+
+    def __init__(
+        self, facts: Callable[[], ReuseFacts], *, objective: Objective = "time", prices: Prices | None = None
+    ) -> None:
+        """Choose by ``facts()``, which tells the room, and the shares that are kept by now."""
+        self._facts, self._objective, self._prices = facts, objective, prices or Prices()
+        self.plan: ReusePlan | None = None
+        """The choice; None before there is a profile."""
+        self._last: ReuseFacts | None = None
+        self._profile: Profile | None = None
+        self._job: Job | None = None
+
+    def choose(self, profile: Profile, job: Job, splits: Sequence[int]) -> bool:
+        """Choose, or keep to the former choice where another one gains less than the hysteresis.
+
+        Args:
+            profile: the present measurements.
+            job: the training, with the epochs to come.
+            splits: those that may be taken.
+
+        Returns:
+            True when the choice is another one than before.
+        """
+        facts = self._facts()
+        self._last, self._profile, self._job = facts, profile, job
+        found = choose_reuse(
+            profile, job, facts, prices=self._prices, objective=self._objective, splits=splits
+        )
+        before = self.plan
+        if before is not None and before.split in splits and self._possible(before.choice, facts):
+            now = JobPricer(profile, job, facts, before.choice).job_cost(self._prices)
+            if self._aim(found.cost) > (1 - HYSTERESIS) * self._aim(now):
+                self.plan = replace(before, cost=now)
+                return False
+        self.plan = found
+        return before is None or before.choice != found.choice
+
+    def _aim(self, cost: JobCost) -> float:
+        return cost.money if self._objective == "money" else cost.seconds
+
+    @staticmethod
+    def _possible(choice: Choice, facts: ReuseFacts) -> bool:
+        if choice.mode == "keep samples":
+            return facts.client is not None and not facts.samples_refused
+        if choice.mode == "keep there":
+            return facts.server is not None and not facts.refused
+        return choice.mode == "recompute" or (facts.client is not None and not facts.refused)
+
+    def seconds_at(self, split: int) -> float | None:
+        """Return the seconds of what is left of the job by the present choice, but at ``split``.
+
+        None before there is a choice; infinite for a split that does not go with what is kept.
+        """
+        if self.plan is None or self._profile is None or self._job is None or self._last is None:
+            return None
+        choice = self.plan.choice
+        if choice.mode in ("keep samples", "keep there") and split != choice.split:
+            choice = Choice(mode="recompute", cut=0, split=split, wire=choice.wire)
+        elif choice.mode == "keep here" and split > choice.cut:
+            return float("inf")
+        choice = replace(choice, split=split)
+        return JobPricer(self._profile, self._job, self._last, choice).job_cost(self._prices).seconds
+
+    def epoch_seconds(self, samples: int) -> float | None:
+        """Return the seconds of an epoch of ``samples`` by the present choice with what is kept now.
+
+        None before there is a choice. That the cache fills meanwhile is in it.
+        """
+        if self.plan is None or self._profile is None or self._job is None:
+            return None
+        job = replace(self._job, samples=samples, epochs=1)
+        facts = self._facts()
+        facts = replace(facts, samples=facts.samples or self._job.samples)
+        return JobPricer(self._profile, job, facts, self.plan.choice).job_cost(self._prices).seconds
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return the choice with its alternatives and the facts it was made from; None before there is one."""
+        if self.plan is None or self._last is None:
+            return None
+        return {**self.plan.to_json(), "facts": self._last.to_json()}

@@ -1,0 +1,164 @@
+"""What a run keeps: chosen with its profile, remade as caches fill, and steady."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.planning_tools import FREEZE, JOB, World, best_of, planning_in, run_epoch, truth
+
+from hapi.client.planning.cache_facts import CacheFacts, DiskRates
+from hapi.client.planning.reuse_choice import ReuseChooser
+from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
+from hapi.profiler.reuse.job_cost import JobPricer
+
+DISK = Storage(bytes=10**12, read=1e9, write=1e9)
+
+
+def chooser(*shares: tuple[int, float], storage: Storage | None = DISK, refused: str = "") -> ReuseChooser:
+    kept = tuple(KeptShare(cut=cut, share=share) for cut, share in shares)
+    return ReuseChooser(lambda: ReuseFacts(client=storage, client_kept=kept, refused=refused))
+
+
+def growing(part: list[float], *, refused: str = "not these", cut: int = 0) -> Callable[[], ReuseFacts]:
+    return lambda: ReuseFacts(client=DISK, client_kept=(KeptShare(cut=cut, share=part[0]),), refused=refused)
+
+
+def test_a_job_of_many_epochs_keeps_features_and_says_why() -> None:
+    planning = planning_in(World(truth()), reuse=chooser(), profile=truth())
+    reuse = planning.reuse
+    assert reuse is not None and reuse.mode == "keep here" and reuse.cut == FREEZE
+    assert planning.split == reuse.split <= reuse.cut
+    assert "instead of" in reuse.reason
+    document = planning.to_json()["reuse"]
+    assert document["mode"] == "keep here" and document["facts"]["client"]["write"] == 1e9
+    assert ReuseFacts.from_json(document["facts"]) == ReuseFacts(client=DISK)
+    rejected = {one["mode"]: one["rejected"] for one in document["candidates"]}
+    assert rejected["keep here"] == "" and rejected["keep there"] == "the server keeps no features"
+
+
+@pytest.mark.parametrize(
+    ("reuse", "epochs", "reason"),
+    [
+        (chooser(), 1, "one epoch only"),
+        (chooser(storage=None), 30, "no cache"),
+        (chooser(storage=Storage(bytes=0, read=1e9, write=1e9)), 30, "no room"),
+        (chooser(storage=Storage(bytes=10**12, read=1.0, write=1e9)), 30, "read no faster"),
+        (
+            chooser(storage=Storage(bytes=10**12, read=1e9, write=1e-6)),
+            30,
+            "no room, or its disk is too slow",
+        ),
+    ],
+)
+def test_what_is_not_worth_keeping(reuse: ReuseChooser, epochs: int, reason: str) -> None:
+    world = World(truth())
+    planning = planning_in(world, reuse=reuse, profile=world.true, job=replace(JOB, epochs=epochs))
+    assert planning.reuse is not None and planning.reuse.mode == "recompute"
+    assert reason in planning.reuse.reason
+    assert planning.split == best_of(world)
+
+
+def test_a_sample_cache_that_fills_brings_the_split_to_zero() -> None:
+    """At 10 Mbit/s stored samples are slower than features; they are not once they need not cross."""
+    world, part = World(truth(10e6, here=0.0005)), [0.0]
+    job = replace(JOB, epochs=4)
+    slow = ReuseChooser(
+        lambda: ReuseFacts(
+            client=replace(DISK, bytes=0), client_kept=(KeptShare(cut=0, share=part[0]),), refused="trained"
+        )
+    )
+    planning = planning_in(world, reuse=slow, job=job)
+    run_epoch(planning, world)
+    deep = planning.split
+    assert deep > 0
+    assert run_epoch(planning, world, 1) == [deep] * 10
+    before = planning.estimated_seconds(2, JOB.samples)
+    part[0] = 0.95
+    assert run_epoch(planning, world, 2) == [0] * 10
+    assert planning.changes[-1].before == deep and planning.changes[-1].epoch == 2
+    assert "instead of" in planning.changes[-1].why
+    after = planning.estimated_seconds(2, JOB.samples)
+    assert before is not None and after is not None and after < before
+    assert planning.reuse is not None and planning.reuse.mode == "keep samples"
+
+
+def test_what_later_epochs_gain_counts() -> None:
+    """None of the samples is here yet; the first epoch at split 0 is dearer, and pays for those that follow."""
+    world = World(truth(10e6, here=0.0005))
+    for epochs, split in ((60, 0), (1, best_of(world))):
+        job = replace(JOB, epochs=epochs)
+        planning = planning_in(world, reuse=chooser(refused="trained"), profile=world.true, job=job)
+        assert planning.split == split
+
+
+def test_small_gains_do_not_change_the_choice() -> None:
+    profile, part = truth(), [0.0]
+    reuse = ReuseChooser(growing(part, refused="", cut=FREEZE))
+    splits = range(FREEZE + 1)
+    assert reuse.choose(profile, JOB, splits)
+    first, changes = reuse.plan, 0
+    for step in range(20):
+        part[0] = step / 20
+        bits = profile.link.bits_per_second * (1.03 if step % 2 else 0.97)
+        drifted = replace(profile, link=replace(profile.link, bits_per_second=bits))
+        changes += reuse.choose(drifted, JOB, splits)
+    assert first is not None and reuse.plan is not None
+    assert (reuse.plan.mode, reuse.plan.cut) == (first.mode, first.cut) and changes <= 2
+
+
+def test_a_choice_that_is_not_possible_any_more_is_left() -> None:
+    profile, facts = truth(), [ReuseFacts(client=DISK)]
+    reuse = ReuseChooser(lambda: facts[0])
+    assert reuse.choose(profile, JOB, range(FREEZE + 1))
+    facts[0] = ReuseFacts(client=DISK, refused="layer 2 is trained")
+    assert reuse.choose(profile, JOB, range(FREEZE + 1))
+    assert reuse.plan is not None and reuse.plan.mode != "keep here"
+    (features,) = (one for one in reuse.plan.candidates if one.mode == "keep here")
+    assert features.cost is None and features.rejected == "layer 2 is trained"
+
+
+def test_the_forecast_of_an_epoch_is_that_of_the_job() -> None:
+    profile = truth()
+    reuse = chooser((FREEZE, 1.0))
+    planning = planning_in(World(profile), reuse=reuse, profile=profile)
+    assert planning.reuse is not None
+    facts = ReuseFacts(client=DISK, client_kept=(KeptShare(cut=FREEZE, share=1.0),))
+    pricer = JobPricer(profile, JOB, facts, planning.reuse.choice)
+    assert planning.estimated_seconds(3, JOB.samples) == pytest.approx(pricer.epoch_seconds(1.0))
+
+
+def test_money_and_time_may_choose_otherwise() -> None:
+    """The fastest split computes on the server; the cheapest leaves it alone where its hours are dear."""
+    profile, found = truth(1e9), []
+    for prices in (Prices(), Prices(server=1e6)):
+        reuse = ReuseChooser(lambda: ReuseFacts(client=DISK), objective="money", prices=prices)
+        reuse.choose(profile, JOB, range(FREEZE + 1))
+        assert reuse.plan is not None
+        found.append(reuse.plan.split)
+    assert found[1] == 0 <= found[0]
+
+
+def test_facts_tell_what_the_caches_hold() -> None:
+    class Cache:
+        admits = True
+
+        def share(self, ids: object) -> float:
+            return 0.25
+
+    cache = Cache()
+    facts = CacheFacts(
+        ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda: {3: cache},
+        rates=lambda: DiskRates(read=5.0, write=4.0, slow_write=1.0, fast_bytes=7),
+    )  # fmt: skip
+    found = facts()
+    assert found.client == Storage(
+        bytes=1000, read=5.0, write=4.0, slow_write=1.0, fast_bytes=7, memory_bytes=10
+    )
+    assert (found.samples, found.trainers, found.client_share(3)) == (40, 2, 0.25)
+    assert found.samples_refused
+    cache.admits = False  # a full disk
+    client = facts().client
+    assert client is not None and client.bytes == 0

@@ -1,0 +1,237 @@
+"""Whole jobs that keep something: what they cost, and what is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.any_profile import jobs, profiles
+from support.profiler_tools import crafted, free_tier
+
+from hapi.errors import ConfigError, UsageError
+from hapi.profiler.cost import memory
+from hapi.profiler.pipeline import FEWEST_ROWS, rows_asked
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choose import LEAST_GAIN, choose_reuse
+from hapi.profiler.reuse.facts import (
+    RAW,
+    CodecCost,
+    CutCodecs,
+    KeptShare,
+    Objective,
+    Prices,
+    ReuseFacts,
+    Storage,
+)
+from hapi.profiler.reuse.job_cost import RECORD_BYTES, Choice, JobCost, JobPricer
+
+rates = st.floats(1e3, 1e10)
+storages = st.builds(
+    Storage,
+    bytes=st.integers(0, 10**9),
+    read=rates,
+    write=rates,
+    slow_write=st.none() | st.floats(1e3, 1e6),
+    fast_bytes=st.integers(0, 10**8),
+    memory_bytes=st.integers(0, 10**8),
+)
+prices = st.builds(Prices, egress=st.floats(0, 10), server=st.floats(0, 10), trainer=st.floats(0, 10))
+codecs = st.builds(
+    CodecCost,
+    name=st.just("zstd"),
+    ratio=st.floats(1, 10),
+    encode=st.floats(1e6, 1e10),
+    decode=st.floats(1e6, 1e10),
+)
+aims = st.sampled_from(["time", "money"])
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> ReuseFacts:
+    kept = st.lists(
+        st.builds(KeptShare, cut=st.integers(0, 3), share=st.floats(0, 1)),
+        max_size=2,
+        unique_by=lambda k: k.cut,
+    )
+    return ReuseFacts(
+        client=draw(st.none() | storages),
+        server=draw(st.none() | storages),
+        client_kept=tuple(draw(kept)),
+        codecs=tuple(CutCodecs(cut=cut, codecs=(draw(codecs),)) for cut in (1, 2) if draw(st.booleans())),
+        wire_codecs=draw(st.booleans()),
+        trainers=draw(st.integers(1, 3)),
+        refused=draw(st.sampled_from(["", "", "layer 3 is trained"])),
+    )
+
+
+def every_choice(profile: Profile, given_facts: ReuseFacts, job: Job) -> list[Choice]:
+    """All modes, cuts, splits and codecs, without any being left out."""
+    splits = [
+        s
+        for s in range(profile.last_split + 1)
+        if job.memory_bytes is None or memory(profile, job, s).peak <= job.memory_bytes
+    ] or list(range(profile.last_split + 1))
+    found = []
+    for split in splits:
+        wires = given_facts.codecs_at(split) if split and given_facts.wire_codecs else (RAW,)
+        found += [Choice(mode="recompute", cut=0, split=split, wire=wire) for wire in wires]
+        if given_facts.client is not None and split == 0:
+            found.append(Choice(mode="keep samples", cut=0, split=0))
+        if given_facts.refused:
+            continue
+        if given_facts.server is not None and split:
+            found += [
+                Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
+                for codec in given_facts.codecs_at(split)
+            ]
+        if given_facts.client is not None:
+            found += [
+                Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+                for cut in range(max(1, split), profile.last_split + 1)
+                for codec in given_facts.codecs_at(cut)
+                for wire in wires
+            ]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), jobs, facts(), prices, aims, st.integers(1, 40))
+def test_no_choice_is_better_than_the_chosen_one(
+    profile: Profile, job: Job, known: ReuseFacts, paid: Prices, aim: Objective, epochs: int
+) -> None:
+    job = replace(job, epochs=epochs)
+    found = choose_reuse(profile, job, known, prices=paid, objective=aim)
+    costs = [JobPricer(profile, job, known, c).job_cost(paid) for c in every_choice(profile, known, job)]
+    best = min(cost.money if aim == "money" else cost.seconds for cost in costs)
+    mine = found.money if aim == "money" else found.seconds
+    assert mine * (1 - LEAST_GAIN) <= best * (1 + 1e-6)
+    assert found.cost in costs or found.choice.limit < 1
+    for cost in (*costs, found.cost):
+        assert min(cost.seconds, cost.money, cost.received_bytes, cost.server_seconds) >= 0
+        assert 0 <= cost.kept <= 1 + 1e-12 and cost.first_epoch_seconds >= 0 <= cost.last_epoch_seconds
+
+
+@settings(max_examples=80, deadline=None)
+@given(profiles(), jobs, facts(), st.integers(1, 10**6))
+def test_the_budget_is_never_exceeded(profile: Profile, job: Job, known: ReuseFacts, epochs: int) -> None:
+    job = replace(job, epochs=epochs)
+    for choice in every_choice(profile, known, job):
+        pricer = JobPricer(profile, job, known, choice)
+        cost = pricer.job_cost(Prices())
+        if pricer.storage is None:
+            assert cost.kept_bytes == 0 or cost.kept == pricer.kept_before
+        else:
+            had = int(pricer.kept_before * pricer.samples * pricer.sample_bytes)
+            assert cost.kept_bytes <= max(pricer.storage.bytes, had) + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), jobs, storages)
+def test_one_epoch_keeps_nothing_unless_something_is_kept(profile: Profile, job: Job, disk: Storage) -> None:
+    job = replace(job, epochs=1)
+    found = choose_reuse(profile, job, ReuseFacts(client=disk, server=disk))
+    assert found.mode == "recompute" and "one epoch only" in found.reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), jobs, storages, st.integers(2, 30), st.integers(0, 30))
+def test_more_epochs_never_make_keeping_less_attractive(
+    profile: Profile, job: Job, disk: Storage, epochs: int, more: int
+) -> None:
+    known = ReuseFacts(client=disk)
+    choice = Choice(mode="keep here", cut=profile.last_split, split=profile.last_split)
+    assume(profile.last_split > 0)
+    pricer = JobPricer(profile, job, known, choice)
+    steps = [pricer.epoch_seconds(pricer.room * part / 10) for part in range(11)]
+    assume(all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(steps)))
+
+    def worth(count: int) -> float:
+        kept = JobPricer(profile, replace(job, epochs=count), known, choice).job_cost(Prices()).seconds
+        plain = replace(choice, mode="recompute", cut=0)
+        return kept / JobPricer(profile, replace(job, epochs=count), known, plain).job_cost(Prices()).seconds
+
+    first = worth(epochs)
+    assume(first <= 1)
+    assert worth(epochs + more) <= first * (1 + 1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), jobs, storages, st.integers(1, 30), st.floats(1, 100))
+def test_a_disk_that_reads_faster_never_makes_the_job_slower(
+    profile: Profile, job: Job, disk: Storage, epochs: int, factor: float
+) -> None:
+    job = replace(job, epochs=epochs)
+    for choice in every_choice(profile, ReuseFacts(client=disk), job):
+        slow = JobPricer(profile, job, ReuseFacts(client=disk), choice)
+        fast = JobPricer(profile, job, ReuseFacts(client=replace(disk, read=disk.read * factor)), choice)
+        for share in (0.0, 0.3, 1.0):
+            assert fast.epoch_seconds(share) <= slow.epoch_seconds(share) * (1 + 1e-9)
+
+
+def simple(known: ReuseFacts, epochs: int, mode: str = "keep here", **changes: object) -> JobCost:
+    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier(), step_seconds=0.001)
+    job = Job(bs=20, samples=1000, epochs=epochs, request_size=20)
+    choice = Choice(mode=mode, cut=1, split=1, **changes)  # type: ignore[arg-type]
+    return JobPricer(profile, job, known, choice).job_cost(Prices())
+
+
+def test_a_slow_disk_is_filled_over_several_epochs() -> None:
+    """Samples of 10,032 bytes in epochs of about 10 s: what is left when an epoch ends is waited for."""
+    need = 1000 * (10_000 + RECORD_BYTES)
+    fast = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=1e9)), 10)
+    assert fast.fill_seconds == pytest.approx(fast.first_epoch_seconds) and fast.kept == pytest.approx(1)
+    assert fast.last_epoch_seconds == pytest.approx(1.0, rel=0.1)
+    slow = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 100)), 10)
+    assert slow.fill_seconds is not None and slow.fill_seconds == pytest.approx(100, rel=0.02)
+    never = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 10_000)), 10)
+    assert never.fill_seconds is None and 0 < never.kept < 0.1
+
+
+def test_the_fast_part_of_a_disk_fills_up() -> None:
+    need = 1000 * (10_000 + RECORD_BYTES)
+    disk = Storage(bytes=10**12, read=1e9, write=1e9, slow_write=need / 200, fast_bytes=need // 2)
+    cost = simple(ReuseFacts(client=disk), 30)
+    assert cost.fill_seconds == pytest.approx(100, rel=0.02)
+    assert disk.written(10.0, 0.0) == pytest.approx(need // 2 + (10 - need / 2e9) * need / 200)
+    assert disk.seconds_to_write(disk.written(7.0, 11.0), 11.0) == pytest.approx(7.0)
+
+
+def test_a_part_of_the_cache_is_used_and_rows_are_filled_up() -> None:
+    assert rows_asked(64, 0.0) == 0 and rows_asked(64, 1.0) == 64
+    assert rows_asked(64, 0.02) == pytest.approx(FEWEST_ROWS * (1 - 0.98**64), rel=0.01)
+    rows = [rows_asked(100, part / 50) for part in range(51)]
+    assert rows == sorted(rows) and all(r >= 2 * part - 1e-9 for part, r in enumerate(rows))
+    half = Storage(bytes=500 * (10_000 + RECORD_BYTES), read=1e9, write=1e9)
+    cost = simple(ReuseFacts(client=half), 10)
+    assert cost.kept == pytest.approx(0.5) and cost.kept_bytes <= half.bytes
+    whole, none = simple(ReuseFacts(client=replace(half, bytes=10**9)), 10), simple(ReuseFacts(), 10)
+    assert whole.seconds < cost.seconds < none.seconds
+
+
+def test_what_is_kept_counts_from_the_first_epoch() -> None:
+    known = ReuseFacts(
+        client=Storage(bytes=10**12, read=1e9, write=1e9), client_kept=(KeptShare(cut=1, share=1.0),)
+    )
+    cost = simple(known, 1)
+    assert cost.received_bytes == 0 and cost.fill_seconds == 0 and cost.server_seconds == 0
+
+
+def test_facts_are_read_back_and_wrong_ones_are_named() -> None:
+    known = ReuseFacts(
+        client=Storage(bytes=5, read=1.0, write=2.0, slow_write=0.5),
+        client_kept=(KeptShare(cut=2, share=0.5),),
+        codecs=(CutCodecs(cut=2, codecs=(CodecCost(name="planes", ratio=2.0, encode=1e9, decode=2e9),)),),
+        refused="layer 3 is trained",
+    )
+    document = known.to_json()
+    assert ReuseFacts.from_json(document) == known
+    with pytest.raises(ConfigError, match=r"reuse.client.read"):
+        ReuseFacts.from_json({**document, "client": {**document["client"], "read": "fast"}})
+    for wrong in ({"read": 0.0}, {"write": -1.0}, {"bytes": -1}):
+        with pytest.raises(UsageError):
+            replace(known.client or Storage(bytes=1, read=1.0, write=1.0), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="ratio"):
+        CodecCost(name="grows", ratio=0.5, encode=1.0, decode=1.0)
