@@ -265,6 +265,8 @@ class Session(Closing):
             budget=job_context.cache_folder.budget,
             memory_bytes=settings.cache_memory or 0,
             samples=lambda: self.keeping.samples.get(job_context.description.reference),
-            refused=lambda: "kept features are not used yet",
+            views=job_context.views or 1,
+            features=self.keeping.training_features,
+            refused=lambda: self.keeping.refusal,
         )
-        return ReuseChooser(facts)
+        return ReuseChooser(facts, always=settings.cache == "on")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.planning_tools import FREEZE, JOB, World, best_of, planning_in, run_epoch, truth
 
-from hapi.client.planning.cache_facts import CacheFacts, DiskRates
+from hapi.client.planning.cache_facts import CacheFacts
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
 from hapi.profiler.reuse.job_cost import JobPricer
@@ -151,14 +151,20 @@ def test_facts_tell_what_the_caches_hold() -> None:
     cache = Cache()
     facts = CacheFacts(
         ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda: {3: cache},
-        rates=lambda: DiskRates(read=5.0, write=4.0, slow_write=1.0, fast_bytes=7),
+        rates=lambda: (5.0, 4.0), views=3,
     )  # fmt: skip
     found = facts()
-    assert found.client == Storage(
-        bytes=1000, read=5.0, write=4.0, slow_write=1.0, fast_bytes=7, memory_bytes=10
-    )
-    assert (found.samples, found.trainers, found.client_share(3)) == (40, 2, 0.25)
+    assert found.client == Storage(bytes=1000, read=5.0, write=4.0, memory_bytes=10)
+    assert (found.samples, found.trainers, found.client_share(3)) == (120, 2, 0.25)
     assert found.samples_refused
     cache.admits = False  # a full disk
     client = facts().client
     assert client is not None and client.bytes == 0
+
+
+def test_features_are_kept_in_any_case_if_so_wanted() -> None:
+    profile = truth()
+    reuse = ReuseChooser(lambda: ReuseFacts(client=replace(DISK, read=1.0)), always=True)
+    reuse.choose(profile, JOB, range(FREEZE + 1))
+    assert reuse.plan is not None and (reuse.plan.mode, reuse.plan.cut) == ("keep here", FREEZE)
+    assert reuse.plan.reason == "features are kept in any case"

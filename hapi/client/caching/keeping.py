@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.samples import SampleCache
 from hapi.client.caching.counts import KeptCounts
@@ -18,6 +19,7 @@ from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.errors import UsageError
+from hapi.profiler.reuse.choose import ReusePlan
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
 
@@ -57,6 +59,8 @@ class Keeping(Closing):
         """Layer whose outputs are kept."""
         self.fills = self._always or settings.epochs > 1
         """True while features that are computed are kept."""
+        self._reads = True
+        """False while what is kept is not worth reading."""
         self._verdict = "" if self.fills else ONCE
         """Why features are not kept although they may be; empty while they are."""
         try:
@@ -95,13 +99,28 @@ class Keeping(Closing):
             validation: whether the pass is over the validation samples.
         """
         context = self._job_context
-        if context.cache_folder is None or not self._trusted or validation in self.refusals:
+        if (
+            context.cache_folder is None
+            or not self._trusted
+            or validation in self.refusals
+            or not self._reads
+        ):
             return None
         key = self._key(epoch, validation)
         if isinstance(key, Refusal):
             return None
-        description = context.held_out if validation else context.description
+        dtype = context.frozen.output_dtypes()[self.cut]
+        form = (context.held_out if validation else context.description).label_form
+        cache = self._cache(key, validation=validation)
+        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer)
+
+    def _cache(self, key: FeatureKey, *, validation: bool) -> FeatureCache:
+        """The cache of ``key``, opened when it is not yet."""
+        context = self._job_context
+        if context.cache_folder is None:
+            raise UsageError("there is no folder for kept features")
         if key.digest not in self._features:
+            description = context.held_out if validation else context.description
             self._features[key.digest] = FeatureCache(
                 context.cache_folder,
                 key,
@@ -109,9 +128,29 @@ class Keeping(Closing):
                 description.label_form,
                 self._settings.cache_memory or 0,
             )
-        dtype = context.frozen.output_dtypes()[self.cut]
-        cache, form = self._features[key.digest], description.label_form
-        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer)
+        return self._features[key.digest]
+
+    def follow(self, reuse: ReusePlan | None) -> None:
+        """Take over what the plan has found worth keeping, if it is asked; between two passes."""
+        if reuse is None or self._always:
+            return
+        self._verdict = "" if reuse.mode == "keep here" else reuse.reason
+        self.fills = reuse.mode == "keep here"
+        self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
+        if reuse.mode == "keep here":
+            self.cut = reuse.cut
+
+    def training_features(self) -> Mapping[int, FeatureCache]:
+        """Return the cache of the training samples' features by its cut; none where they may not be kept."""
+        if self._job_context.cache_folder is None or not self._trusted or False in self.refusals:
+            return {}
+        key = self._key(0, False)
+        return {} if isinstance(key, Refusal) else {self.cut: self._cache(key, validation=False)}
+
+    @property
+    def refusal(self) -> str:
+        """Reason why features of the training samples cannot be kept; empty if they can."""
+        return self.refusals.get(False, "") if self._trusted else DISTRUSTED
 
     def keep(self, source: PassFeatures, computed: ComputedRows) -> None:
         """Keep features that were computed, behind the training."""

@@ -94,6 +94,8 @@ class Passes:
             self._meter.follow(report.traffic)
         splits.begin()
         self.codecs.begin(epoch)
+        if not validation:
+            self._keeping.follow(None if self._planning is None else self._planning.reuse)
         if self._recheck is not None:
             self._recheck.begin(planned)
         while first + len(delivered) < len(planned):

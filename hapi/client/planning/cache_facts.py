@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,18 +25,6 @@ class Shares(Protocol):
         """Return the share of samples ``ids`` that is cached, from 0 to 1."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiskRates:
-    """Measured bytes per second of a cache's disk."""
-
-    read: float = READ_RATE
-    write: float = WRITE_RATE
-    slow_write: float | None = None
-    """Rate of writing once the disk's fast part is full."""
-    fast_bytes: int = 0
-    """Bytes that the fast part takes."""
-
-
 @dataclass(kw_only=True)
 class CacheFacts:
     """Tells the choice of what is kept about this side's caches."""
@@ -44,32 +32,34 @@ class CacheFacts:
     ids: IntArray
     """Training samples of all trainers."""
     trainers: int
+    views: int = 1
+    """Forms of each sample that are kept."""
     budget: int
     """Most bytes of the cache's folder; 0 for no cache."""
     memory_bytes: int = 0
     samples: Callable[[], SampleCache | None] = lambda: None
     """Cache of stored samples that may be used; None where there is none."""
-    features: Callable[[], dict[int, Shares]] = dict
+    features: Callable[[], Mapping[int, Shares]] = dict
     """Caches of features that may be used, by cut."""
     refused: Callable[[], str] = lambda: ""
     """Reason why features cannot be kept; empty if they can."""
-    rates: Callable[[], DiskRates] = DiskRates
+    rates: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
+    """Bytes per second that the disk reads and writes, as measured; None for what was not."""
     codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
     """Codecs measured on what is kept."""
 
     def __call__(self) -> ReuseFacts:
         """Return the facts as they are now."""
-        samples, rates, caches = self.samples(), self.rates(), dict(self.features())
+        samples, caches = self.samples(), dict(self.features())
+        read, write = self.rates()
         if samples is not None:
             caches[0] = samples
         kept = {cut: cache.share(self.ids) for cut, cache in caches.items()}
         storage = Storage(
             # A full disk keeps what it has.
             bytes=self.budget if all(cache.admits for cache in caches.values()) else 0,
-            read=rates.read,
-            write=rates.write,
-            slow_write=rates.slow_write,
-            fast_bytes=rates.fast_bytes,
+            read=read or READ_RATE,
+            write=write or WRITE_RATE,
             memory_bytes=self.memory_bytes,
         )
         return ReuseFacts(
@@ -78,7 +68,7 @@ class CacheFacts:
                 KeptShare(cut=cut, share=share) for cut, share in sorted(kept.items()) if share
             ),
             codecs=self.codecs(),
-            samples=max(1, len(self.ids)),
+            samples=max(1, len(self.ids)) * self.views,
             trainers=self.trainers,
             refused=self.refused(),
             samples_refused="" if samples is not None else "there is no cache of stored samples",

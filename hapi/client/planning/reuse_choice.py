@@ -19,9 +19,22 @@ class ReuseChooser:
     """Holds the choice of what a run keeps. Not thread-safe, but :attr:`plan` may be read from any thread."""
 
     def __init__(
-        self, facts: Callable[[], ReuseFacts], *, objective: Objective = "time", prices: Prices | None = None
+        self,
+        facts: Callable[[], ReuseFacts],
+        *,
+        objective: Objective = "time",
+        prices: Prices | None = None,
+        always: bool = False,
     ) -> None:
-        """Choose by ``facts()``, which tells the room, and the shares that are kept by now."""
+        """Choose by ``facts()``, which tells the room, and the shares that are kept by now.
+
+        Args:
+            facts: told anew for each choice.
+            objective: time or money.
+            prices: for money.
+            always: keep features in any case.
+        """
+        self._always = always
         self._facts, self._objective, self._prices = facts, objective, prices or Prices()
         self.plan: ReusePlan | None = None
         """The choice; None before there is a profile."""
@@ -43,7 +56,13 @@ class ReuseChooser:
         facts = self._facts()
         self._last, self._profile, self._job = facts, profile, job
         found = choose_reuse(
-            profile, job, facts, prices=self._prices, objective=self._objective, splits=splits
+            profile,
+            job,
+            facts,
+            prices=self._prices,
+            objective=self._objective,
+            splits=splits,
+            always=self._always,
         )
         before = self.plan
         if before is not None and before.split in splits and self._possible(before.choice, facts):

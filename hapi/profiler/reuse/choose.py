@@ -15,6 +15,7 @@ from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
 
 LEAST_GAIN = 0.01
 """Least part of the job that keeping must save where nothing is kept yet."""
+ALWAYS = "features are kept in any case"
 _TIE = 1e-9
 _LIMIT_STEPS = 24
 """Steps of the search for the share that is read in the time in which the others are computed."""
@@ -36,6 +37,8 @@ class ReusePlan:
     """The choice for a job, with the alternatives."""
 
     objective: Objective
+    epochs: int
+    """Epochs that it is for."""
     cost: JobCost
     """Costs of the job as chosen."""
     reason: str
@@ -62,6 +65,11 @@ class ReusePlan:
     def split(self) -> int:
         """Split of the samples that are not kept."""
         return self.choice.split
+
+    @property
+    def one_epoch(self) -> bool:
+        """True when nothing is kept because the samples are used once only."""
+        return self.mode == "recompute" and self.epochs == 1
 
     @property
     def codec(self) -> str:
@@ -96,6 +104,7 @@ def choose_reuse(
     prices: Prices | None = None,
     objective: Objective = "time",
     splits: Sequence[int] | None = None,
+    always: bool = False,
 ) -> ReusePlan:
     """Return the choice that makes the whole job shortest, or cheapest.
 
@@ -106,6 +115,7 @@ def choose_reuse(
         prices: of bytes and hours.
         objective: ``time``, or ``money``.
         splits: those that may be taken; None for all that fit the client's memory.
+        always: features of the last split are kept here in any case.
     """
     prices = prices or Prices()
     costs: dict[Mode, JobCost | None] = dict.fromkeys(
@@ -114,6 +124,8 @@ def choose_reuse(
     order = _order(objective)
     taken = _fitting(profile, job) if splits is None else list(splits)
     for choice in choices(profile, facts, taken):
+        if always and choice.mode == "keep here" and choice.cut != profile.last_split:
+            continue
         cost = JobPricer(profile, job, facts, choice).job_cost(prices)
         best = costs[choice.mode]
         if best is None or _better(order(cost), order(best)):
@@ -121,7 +133,7 @@ def choose_reuse(
     features = costs["keep here"]
     if features is not None:
         costs["keep here"] = _limited(profile, job, facts, prices, features, order)
-    return _decided(job, facts, objective, costs)
+    return _decided(job, facts, objective, costs, always)
 
 
 def _order(objective: Objective) -> Callable[[JobCost], tuple[float, float]]:
@@ -215,6 +227,7 @@ def _decided(
     facts: ReuseFacts,
     objective: Objective,
     costs: dict[Mode, JobCost | None],
+    always: bool,
 ) -> ReusePlan:
     order = _order(objective)
     plain = costs["recompute"]
@@ -228,10 +241,13 @@ def _decided(
     gain = 1 - order(best)[0] / order(plain)[0] if order(plain)[0] > 0 else 0.0
     if best is not plain and not had and gain < LEAST_GAIN:
         best = plain
+    forced = costs["keep here"] if always else None
+    best = forced or best
     return ReusePlan(
         objective=objective,
+        epochs=job.epochs,
         cost=best,
-        reason=_reason(job, facts, objective, best, costs),
+        reason=_reason(job, facts, objective, best, costs) if forced is None else ALWAYS,
         candidates=tuple(
             Considered(mode=mode, cost=cost, rejected=_rejected(mode, cost, best, facts, objective))
             for mode, cost in costs.items()
