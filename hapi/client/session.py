@@ -268,5 +268,6 @@ class Session(Closing):
             views=job_context.views or 1,
             features=self.keeping.training_features,
             refused=lambda: self.keeping.refusal,
+            rates=self.keeping.rates,
         )
         return ReuseChooser(facts, always=settings.cache == "on")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.samples import SampleCache
@@ -146,6 +147,10 @@ class Keeping(Closing):
             return {}
         key = self._key(0, False)
         return {} if isinstance(key, Refusal) else {self.cut: self._cache(key, validation=False)}
+
+    def rates(self) -> DiskRates:
+        """Return the measured rates of the disk that features of training samples are kept on."""
+        return next((cache.rates() for cache in self.training_features().values()), DiskRates(None, None))
 
     @property
     def refusal(self) -> str:
