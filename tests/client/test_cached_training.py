@@ -54,6 +54,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(service: Service, case: str, **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     settings = {"split": 0, "epochs": 2, **CASES[case], **changes}
     with open_session(service, **settings) as session:
+        session.keeping.fills = False  # with features, nobody would ask for the samples again
         report = Trainer(session, callbacks=[Silent()]).run()
         return report, {k: v.clone() for k, v in session.trained.state_dict().items()}
 
@@ -81,13 +82,13 @@ def test_what_was_there_once_does_not_cross_again(
     case, reference, _ = plain
     samples, bytes_before = of_epochs(reference, "samples")[0], of_epochs(reference, "bytes_received")[0]
     assert of_epochs(reference, "cached_samples") == [0, 0]
-    report, weights = train(service, case, cache="on", cache_dir=str(tmp_path / "cache"))
+    report, weights = train(service, case, cache="auto", cache_dir=str(tmp_path / "cache"))
     check_same(plain, report, weights)
     assert of_epochs(report, "bytes_received") == [bytes_before, 0]
     assert of_epochs(report, "cached_samples") == [0, samples] and of_epochs(report, "requests")[1] == 0
     stored = of_epochs(report, "cached_bytes")[1]
     assert 0.8 * bytes_before < stored < bytes_before
-    again, weights = train(service, case, cache="on", cache_dir=str(tmp_path / "cache"))
+    again, weights = train(service, case, cache="auto", cache_dir=str(tmp_path / "cache"))
     check_same(plain, again, weights)
     assert of_epochs(again, "bytes_received") == [0, 0]
 
@@ -103,7 +104,7 @@ def test_a_cache_for_a_part_of_the_samples(
     # Less than a person may give, so not by the setting.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hapi.cache.open_folder.CacheFolder.open", lambda *_: CacheFolder(folder, budget))
-        report, weights = train(service, case, cache="on", cache_dir=str(folder))
+        report, weights = train(service, case, cache="auto", cache_dir=str(folder))
     check_same(plain, report, weights)
     before, after = of_epochs(report, "bytes_received")
     cached = of_epochs(report, "cached_samples")
@@ -134,8 +135,9 @@ def test_a_cache_that_is_damaged_meanwhile(
             data[len(data) // 3] ^= 64
             path.write_bytes(data[: -len(data) // 2] if damage == "cut" else data)
 
-    settings = {"split": 0, "epochs": 2, **CASES[case], "cache": "on", "cache_dir": str(folder)}
+    settings = {"split": 0, "epochs": 2, **CASES[case], "cache": "auto", "cache_dir": str(folder)}
     with open_session(service, **settings) as session:
+        session.keeping.fills = False
         report = Trainer(session, callbacks=[Vandal()]).run()
         weights = {k: v.clone() for k, v in session.trained.state_dict().items()}
     check_same(plain, report, weights)
@@ -144,7 +146,7 @@ def test_a_cache_that_is_damaged_meanwhile(
 @pytest.mark.slow
 def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
     """Batch by batch in turns, each in an order of its own."""
-    settings = {**CASES["pictures"], "split": 0, "cache": "on", "cache_dir": str(tmp_path / "cache")}
+    settings = {**CASES["pictures"], "split": 0, "cache": "auto", "cache_dir": str(tmp_path / "cache")}
 
     def epoch_of(seed: int, **changes: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         with open_session(service, **{**settings, "seed": seed, **changes}) as session:
@@ -166,7 +168,7 @@ def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
 def test_a_wrong_folder_is_told_before_anything_else(service: Service, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match=r"^--cache-dir .*: has other files in it"):
-        open_session(service, split=0, cache="on", cache_dir=str(tmp_path))
+        open_session(service, split=0, cache="auto", cache_dir=str(tmp_path))
 
 
 # -- what a plan knows of it -------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def test_a_wrong_folder_is_told_before_anything_else(service: Service, tmp_path:
 @pytest.mark.slow
 def test_a_planned_run_is_the_same_and_counts_on_the_cache(service: Service, tmp_path: Path) -> None:
     reference, weights = train(service, "auto")
-    report, cached = train(service, "auto", cache="on", cache_dir=str(tmp_path / "cache"))
+    report, cached = train(service, "auto", cache="auto", cache_dir=str(tmp_path / "cache"))
     assert of_epochs(report, "samples") == of_epochs(reference, "samples") == [COUNT] * 3
     assert of_epochs(report, "loss") == pytest.approx(of_epochs(reference, "loss"), rel=1e-3)
     assert weights.keys() == cached.keys()

@@ -94,14 +94,17 @@ def test_every_split_brings_the_same_labels(service: Service, kind: LabelKind, s
         assert session.recheck is not None and session.recheck.compared >= COUNT
 
 
+@pytest.mark.parametrize("features", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_sample_cache_keeps_them(service: Service, kind: LabelKind, tmp_path: Path) -> None:
+def test_the_cache_keeps_them(service: Service, kind: LabelKind, features: bool, tmp_path: Path) -> None:
     for epoch in range(2):
-        with open_session(service, dataset=kind, split=0, cache="on", cache_dir=str(tmp_path)) as session:
+        with open_session(service, dataset=kind, split=0, cache="auto", cache_dir=str(tmp_path)) as session:
+            session.keeping.fills = features
             ids = np.concatenate(session.batch_ids(epoch))
             found = torch.cat([labels for _, labels in session.epoch(epoch)])
             assert np.array_equal(found.numpy(), labels_of(kind)[ids])
-            assert session.last.traffic.cached_samples == epoch * COUNT
+            assert session.last.traffic.cached_samples == (0 if features else epoch * COUNT)
+            assert session.last.kept.hits == (epoch * COUNT if features else 0)
 
 
 @pytest.mark.parametrize(
