@@ -264,6 +264,7 @@ def _full_cost(description: DatasetDescription) -> str:
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:
     from hapi.train.objective.names import metrics_text
+    from hapi.train.report_facts import kept_text
 
     epochs = report["epochs"]
     ended = report["ended"]
@@ -285,6 +286,8 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
     measured = metrics_text(epochs[-1], "validation_")
     if measured:
         print_wrapped(f"validation: {measured}")
+    if cached := kept_text(report):
+        print_wrapped(cached)
     if "recheck" in report:
         found = report["recheck"]
         print_wrapped(

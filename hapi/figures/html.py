@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hapi.figures.findings import findings
+from hapi.figures.kept import kept_features
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
@@ -31,7 +32,8 @@ def write_html(run: Run, path: str, flag: str = "--html") -> None:
 def page(run: Run) -> str:
     """Return the whole document."""
     title = f"{run.model} on {run.dataset}"
-    parts = [_head(run, title), _epochs(run.epochs), _learning(run.epochs), findings(run.details)]
+    parts = [_head(run, title), _epochs(run.epochs), kept_features(run.kept), _learning(run.epochs)]
+    parts.append(findings(run.details))
     if run.plan is not None:
         parts += [_choice(run.plan), _layers(run.plan), _changes(run.plan)]
     parts += [_timeline(run), _memory(run), _conditions(run)]

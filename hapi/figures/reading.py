@@ -12,6 +12,7 @@ from typing import Any, cast
 from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
 from hapi.figures.findings import Details
+from hapi.figures.kept import Kept
 from hapi.profiler.change import Change
 from hapi.profiler.cost import Estimate, Memory, Stages
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
@@ -102,6 +103,7 @@ class Run:
     plan: PlanPart | None
     details: Details | None
     """Details of the last validation."""
+    kept: Kept
     timeline: tuple[StageSpan, ...]
     timeline_batch: int | None
 
@@ -152,6 +154,7 @@ def _run(f: Fields) -> Run:
         ended_why="" if ended is None else ended.text("detail"),
         plan=_plan(f.inner("plan")) if f.has("plan") else None,
         details=_details(f.objects("epochs")),
+        kept=Kept.of(f),
         timeline=() if timeline is None else tuple(_stage_span(s) for s in timeline.objects("spans")),
         timeline_batch=None if timeline is None else timeline.whole("batch"),
     )

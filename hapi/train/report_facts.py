@@ -12,6 +12,7 @@ import hapi
 from hapi.client.session import Session
 from hapi.config.fields import flat
 from hapi.train.settings import TrainingSettings
+from hapi.units import format_bytes
 
 
 def job_facts(session: Session, training: TrainingSettings) -> dict[str, Any]:
@@ -61,3 +62,19 @@ def _memory(session: Session, epochs: Sequence[Mapping[str, Any]]) -> dict[str, 
         ran = {split for epoch in epochs for split, _ in epoch["splits"]} or {planning.split}
         predicted = max(planning.plan.candidates[split].estimate.memory.peak for split in ran)
     return {"predicted": predicted, "observed": session.budget.highest()}
+
+
+def kept_text(report: Mapping[str, Any]) -> str:
+    """One line for people about a report's kept features; empty where there is nothing to say."""
+    samples, hits, kept, written = (
+        sum(epoch.get(name, 0) for epoch in report["epochs"])
+        for name in ("samples", "feature_hits", "features_kept", "feature_bytes_written")
+    )
+    why = report.get("cache", {}).get("why", "")
+    parts = []
+    if hits or kept:
+        parts.append(f"features of {hits / max(1, samples):.0%} of the samples came from the cache")
+        parts.append(f"{kept} were kept, {format_bytes(written)}")
+    if why and (hits or kept or report["cache"]["mode"] == "on" or len(report["epochs"]) > 1):
+        parts.append(f"not kept, or not all: {why}")
+    return f"cache: {'; '.join(parts)}" if parts else ""

@@ -1,0 +1,49 @@
+"""Whole trainings that share kept features: two at a time, one killed while it fills and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import losses, packed_digits, report_of, server, start_train, train, wait_for
+
+pytestmark = pytest.mark.slow
+COMMON = (
+    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "40", "--request-size", "40",
+    "--split", "5", "--epochs", "3", "--lr", "0.002", "--no-progress", "--validation", "0.2",
+)  # fmt: skip
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_digits(tmp_path_factory.mktemp("store"), COUNT)
+
+
+def of_epochs(report: dict[str, Any], name: str) -> list[float]:
+    return [e[name] for e in report["epochs"]]
+
+
+def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: Path) -> None:
+    plain, other, report = (tmp_path / f"{name}.json" for name in ("plain", "other", "report"))
+    cache, checkpoint = tmp_path / "cache", tmp_path / "training.pt"
+    with server(store) as running:
+        train(*COMMON, "--server", running.url, "--cache", "off", "--report", str(plain))
+        shared = (*COMMON, "--server", running.url, "--cache-dir", str(cache))
+        kept = ("--checkpoint", str(checkpoint), "--checkpoint-every", "1")
+        jobs = [
+            start_train(*shared, *kept, "--epochs", "300"),
+            start_train(*shared, "--report", str(other)),
+        ]
+        wait_for(checkpoint.exists, 90, "a checkpoint")
+        jobs[0].kill()
+        jobs[0].communicate()
+        output = jobs[1].communicate(timeout=180)[0]
+        assert jobs[1].returncode == 0, output
+        assert losses(report_of(other)) == losses(report_of(plain)) and "came from the cache" in output
+        train(*shared, *kept, "--resume", "--epochs", "3", "--report", str(report))
+    for figure in ("loss", "validation_loss", "samples"):
+        assert of_epochs(report_of(report), figure) == of_epochs(report_of(plain), figure)
+    assert of_epochs(report_of(report), "requests")[-1] == 0
+    assert of_epochs(report_of(report), "feature_hits")[-1] == COUNT * 0.8
