@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from hapi import units
+from hapi.cli import plan_reuse
+from hapi.cli.plan_reuse import print_table
 from hapi.cli.shared.numbers import Number, count, rate, real, size
 from hapi.config.fields import flag_of
 from hapi.errors import ConfigError, UsageError
@@ -139,6 +141,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--remeasure", action="store_true", help="repeat the kept measurements of this machine and model"
     )
     parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
+    plan_reuse.configure(parser)
     parser.add_argument("--figure", metavar="FILE", help="draw layers and splits (.png, .svg or .pdf)")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
@@ -158,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(
         (("--save-profile", args.save_profile), ("--figure", args.figure)), [("--profile", args.profile)]
     )
+    prices = plan_reuse.prices_of(args)
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     profile = _what_if(_own(args) if args.profile is None else _replayed(args), args)
     if args.save_profile is not None:
@@ -168,12 +172,18 @@ def run(args: argparse.Namespace) -> int:
         for name, split in choices(profile, job).items()
     }
     forms = _forms(profile, job)
+    reuse = plan_reuse.reuse_of(args, profile, job, prices)
     if args.figure is not None:
         plan_figure(found, profile, job, args.figure)
     if args.json:
-        print(json.dumps(_document(found, chosen, forms, profile, job), indent=1))
+        document = _document(found, chosen, forms, profile, job)
+        document["reuse"] = plan_reuse.document_of(reuse, prices)
+        print(json.dumps(document, indent=1))
     else:
         _print(found, chosen, forms, profile, job)
+        plan_reuse.print_reuse(reuse, job, prices)
+        for note in profile.notes:
+            print(note)
     return 0
 
 
@@ -346,13 +356,12 @@ def _print(
             verdict += ", but does not fit the memory"
         rows.append(_row(candidate.estimate, candidate.name or "(stored samples)", verdict))
     rows += [_row(e, f"(as {e.sent}s)" if e.sent == "tensor" else "(as uint8)", "to compare") for e in forms]
-    _print_table(rows)
+    print_table(rows, left=(1, len(_COLUMNS) - 1))
     print()
     print(f"choice of each strategy (epoch, {job.epochs} epochs):")
     for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")
-    for note in profile.notes:
-        print(note)
+    print()
 
 
 def _row(e: Estimate, layer: str, verdict: str) -> tuple[str, ...]:
@@ -380,13 +389,3 @@ def _summary(candidate: Candidate | None, job: Job) -> str:
     return f"split {e.split}{name}: {seconds}, {whole}" + (
         "" if candidate.fits else "; does not fit the memory"
     )
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in (1, len(widths) - 1) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
