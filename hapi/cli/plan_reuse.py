@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hapi import units
-from hapi.cache.disk_rates import DiskRates, measure_disk
-from hapi.cache.open_folder import default_path
 from hapi.cli.shared.numbers import Number, real, size
 from hapi.errors import UsageError
 from hapi.profiler.profile import Job, Profile
@@ -73,11 +71,15 @@ def prices_of(args: argparse.Namespace) -> Prices:
 
 def reuse_of(args: argparse.Namespace, profile: Profile, job: Job, prices: Prices) -> ReusePlan:
     """Return what a job keeps under the disks and prices of ``args``."""
-    measured = DiskRates(None, None)
+    measured: tuple[float | None, float | None] = (None, None)
     if args.cache and args.profile is None and None in (args.disk_read, args.disk_write):
+        # They need numpy, without which a plan from kept figures answers at once.
+        from hapi.cache.disk_rates import measure_disk
+        from hapi.cache.open_folder import default_path
+
         measured = measure_disk(default_path() or Path.cwd())
-    read = args.disk_read or measured.read or READ_RATE
-    write = args.disk_write or measured.write or WRITE_RATE
+    read = args.disk_read or measured[0] or READ_RATE
+    write = args.disk_write or measured[1] or WRITE_RATE
 
     def storage(nbytes: int) -> Storage | None:
         """Return a disk with room for ``nbytes``."""

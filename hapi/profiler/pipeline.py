@@ -184,7 +184,8 @@ class Pipeline:
     def shared(self, bs: int) -> float:
         """Seconds that both tiers' work on a batch takes all processors of the machine they share; 0 on two machines.
 
-        One machine's work is the sum over its cores, whoever does it and whenever.
+        One machine's work is the sum over its cores, whoever does it and whenever. Two processors count as one core:
+        a virtual machine's are mostly hyper-threads and do not say so, and both tiers compute as fast as a core can.
         """
         if not self.profile.one_machine:
             return 0.0
@@ -195,7 +196,7 @@ class Pipeline:
             work += bs * self.forward * server.threads
         if client.device == "cpu":
             work += (bs * self.client_compute + self.profile.update_seconds) * client.threads
-        return work / max(server.processors, client.processors)
+        return work / max(1.0, max(server.processors, client.processors) / 2)
 
     def _alone(self, bs: int) -> float:
         """Seconds of the requests for a batch on the server, one after another."""

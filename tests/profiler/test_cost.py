@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from support.profiler_tools import crafted, free_server, free_tier
 from hapi.errors import DeviceMemoryError
 from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
 from hapi.profiler.pipeline import OVERLAP_NORM, Mix
-from hapi.profiler.profile import Job, LinkProfile, Profile
+from hapi.profiler.profile import PROFILE_VERSION, Job, LinkProfile, Profile
 from hapi.profiler.strategies import PLANNERS, plan
 
 SLOW = LinkProfile(bits_per_second=8e6, variation=0.0, request_seconds=0.002)  # 1 MB/s
@@ -370,3 +372,35 @@ def test_every_strategy_stays_in_its_range(profile: Profile, job: Job) -> None:
         split = plan(strategy, profile, job).split
         assert split in estimates
         assert estimates[plan("auto", profile, job).split] <= estimates[split] * (1 + 1e-6)
+
+
+def test_tiers_on_one_machine_share_its_cores() -> None:
+    """Two processors, one core: what two machines do at the same time adds up."""
+    costs = {"processors": 2, "decode_seconds": 0.002}
+    profile = crafted(
+        [10, 10],
+        [0.004, 0.0],
+        server=free_server(concurrency=4),
+        server_tier=free_tier("cpu", **costs),
+        client_tier=free_tier("cpu", **costs),
+        link=replace(SLOW, bits_per_second=1e12, request_seconds=0.0),
+        step_seconds=0.004,
+    )
+    job = Job(bs=10, samples=1000, request_size=10)
+    apart, shared = estimate(profile, job, 1), estimate(replace(profile, one_machine=True), job, 1)
+    assert apart.epoch_seconds < 0.7 * shared.epoch_seconds
+    assert shared.epoch_seconds == pytest.approx(1000 * (0.004 + 0.004 + 0.002), rel=0.03)
+
+
+def test_a_recorded_run_on_one_machine_takes_as_long_as_estimated() -> None:
+    """Its server was embedded; as if on two machines the estimate was 2.11 s for epochs of 3.66 s."""
+    report = json.loads((Path(__file__).parents[1] / "support/run.json").read_text())
+    document = {**report["plan"]["profile"], "version": PROFILE_VERSION}
+    document["layers"] = [{"workspace_bytes": 0, **layer} for layer in document["layers"]]
+    for tier in ("server_tier", "client_tier"):
+        document[tier] = {"devices": 1, **document[tier]}
+    document["server"] = {"servers": 1, **document["server"]}
+    profile = replace(Profile.from_json(document), one_machine=True)
+    found = estimate(profile, Job(**report["plan"]["job"]), report["split"]).epoch_seconds
+    measured = [epoch["seconds"] for epoch in report["epochs"][1:]]
+    assert found == pytest.approx(sum(measured) / len(measured), rel=0.2)
