@@ -88,6 +88,11 @@ class FeatureCache(Closing):
         """Bytes of one sample's features."""
         return math.prod(self.key.shape) * DTYPE_BYTES[self.key.dtype]
 
+    @property
+    def memory_bytes(self) -> int:
+        """Most bytes of this process's memory that its rows take."""
+        return self._memory.nbytes
+
     def rates(self) -> DiskRates:
         """Return the measured rates of the disk, each of its last 64 MiB; None for what was not measured."""
         return self._records.rates()

@@ -47,6 +47,11 @@ class MemoryRows:
         self._used = 0
 
     @property
+    def nbytes(self) -> int:
+        """Most bytes that the rows take."""
+        return self._features.nbytes + self._labels.nbytes
+
+    @property
     def full(self) -> bool:
         """True when there is room for no further row."""
         return self._used >= len(self._features)

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from hapi.arrays import IntArray
+from hapi.cache.memory_rows import memory_bound
 from hapi.client.caching.keeping import Keeping
 from hapi.client.delivery.passes import Passes
 from hapi.client.early_checks import check_names
@@ -263,7 +264,7 @@ class Session(Closing):
             ids=job_context.training_ids,
             trainers=job_context.order.trainers,
             budget=job_context.cache_folder.budget,
-            memory_bytes=settings.cache_memory or 0,
+            memory_bytes=memory_bound(settings.cache_memory),
             samples=lambda: self.keeping.samples.get(job_context.description.reference),
             views=job_context.views or 1,
             features=self.keeping.training_features,

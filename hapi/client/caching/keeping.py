@@ -9,6 +9,7 @@ from typing import Any
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
+from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.filling import ComputedRows, Filling
@@ -20,6 +21,7 @@ from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.errors import UsageError
+from hapi.profiler.pipeline import FEWEST_ROWS
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
@@ -54,6 +56,7 @@ class Keeping(Closing):
         self._samples = dict(self.samples)
         self._filling = Filling(tracer)
         self._features: dict[str, FeatureCache] = {}
+        self._memory_bytes = memory_bound(settings.cache_memory)
         self._codes: Sequence[ServerCode] | None = None
         self._trusted = True
         self.cut = job_context.last_split
@@ -121,13 +124,16 @@ class Keeping(Closing):
         if context.cache_folder is None:
             raise UsageError("there is no folder for kept features")
         if key.digest not in self._features:
+            taken = sum(cache.memory_bytes for cache in self._features.values())
+            smallest = min(FEWEST_ROWS, self._settings.bs)
             description = context.held_out if validation else context.description
             self._features[key.digest] = FeatureCache(
                 context.cache_folder,
                 key,
                 description.count,
                 description.label_form,
-                self._settings.cache_memory or 0,
+                max(0, self._memory_bytes - taken),
+                made_with=f"{context.device.type}, passes of {smallest} samples or more",
             )
         return self._features[key.digest]
 
