@@ -29,6 +29,7 @@ from benchmarks.cli.options import (
     option,
     request_size,
     results,
+    switch,
 )  # fmt: skip
 from hapi.cli.shared.numbers import count, size
 from hapi.errors import UsageError
@@ -140,6 +141,19 @@ def _wire(args: argparse.Namespace) -> Outcome:
     return outcome_of(measure_wire(args.body, args.rounds))
 
 
+def _codecs(args: argparse.Namespace) -> Outcome:
+    from benchmarks.cli.options import known_models
+    from benchmarks.epochs.settings import REAL_JOB
+    from benchmarks.serving.codecs import CodecsSettings, measure_codecs
+    from benchmarks.testbed.cells import PAPER_MODELS
+
+    names = tuple(dict.fromkeys(args.model or (*PAPER_MODELS, REAL_JOB)))
+    known_models([name for name in names if name != REAL_JOB])
+    return outcome_of(
+        measure_codecs(CodecsSettings(models=names, image_size=args.image_size, accuracy=args.accuracy), tell)
+    )
+
+
 def _memory(args: argparse.Namespace) -> Outcome:
     from benchmarks.serving.memory import MemorySettings, measure_memory
 
@@ -216,6 +230,18 @@ BENCHMARKS = (
             number("--rounds", count(1, 10_000), "transfers each way", "15"),
         ),
         run=_wire,
+    ),
+    Benchmark(
+        name="codecs",
+        help="ratio and GB/s of each codec on features of every cut, and the link rates at which it pays",
+        options=(
+            models(
+                "may be repeated (default all 7 and solar: a pre-trained EfficientNet-Lite0 on solar cells)"
+            ),
+            image_size("224"),
+            switch("--accuracy", "measure what the codecs that round do to held-out accuracy on digits, too"),
+        ),
+        run=_codecs,
     ),
     Benchmark(
         name="memory",
