@@ -24,6 +24,7 @@ FREE = frozenset(
             field.name
             for group in (NetworkSettings, PlanningSettings, CheckpointSettings, OutputSettings)
             for field in settings_fields(group)
+            if field.name != "wire_codec"
         ),
     )
 )
