@@ -17,6 +17,7 @@ from hapi.data.index_file import read_index
 from hapi.data.listing import LOCK_NAME, PACKING_NAME
 from hapi.data.manifest import REMEDY, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.data.replaced import kept
+from hapi.data.shard_marks import marks_keys
 from hapi.data.tensor_check import Check, tensor_check
 from hapi.errors import DataError, NotFoundError
 from hapi.store.base import ObjectStore, is_key
@@ -159,7 +160,7 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     prefix = dataset_prefix(manifest.name)
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
-    known = {manifest_key(manifest.name), manifest.index_key, *shards}
+    known = {manifest_key(manifest.name), manifest.index_key, *marks_keys(manifest), *shards}
     listed = store.list(prefix)
     known |= kept(store, manifest.name, manifest, [info.key for info in listed])
     known |= {info.key for info in listed if is_lock_object(info.key, f"{prefix}/{LOCK_NAME}")}

@@ -15,6 +15,7 @@ from hapi import __version__
 from hapi.cache.code_version import code_version
 from hapi.data.listing import list_datasets
 from hapi.data.reading.reader import chunk_cache
+from hapi.data.shard_marks import changed_shards
 from hapi.data.transforms.decode_limits import DecodeLimits
 from hapi.errors import (
     NotFoundError,
@@ -129,6 +130,8 @@ class Service:
             return {"models": [summary.to_json() for summary in list_models(self.store)]}
         if len(parts) == 3 and parts[:2] == ["v1", "datasets"]:
             return self._describe_dataset(check_name(parts[2], "dataset")).to_json()
+        if len(parts) == 4 and parts[:2] == ["v1", "datasets"] and parts[3] == messages.CHANGED:
+            return self._changed_shards(check_name(parts[2], "dataset"))
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
             return open_model(self.store, check_name(parts[2], "model")).to_json()
         raise NotFoundError(f"no such path: {path[:200]!r}")
@@ -153,6 +156,11 @@ class Service:
             label_counts=dataset.label_counts,
             keeps_features=self.sharing.caches is not None,
         )
+
+    def _changed_shards(self, name: str) -> dict[str, Any]:
+        dataset = self._datasets.current(name)
+        changed = changed_shards(self.store, dataset.manifest, dataset.shards)
+        return {"version": dataset.version, "changed": changed}
 
     # -- streams -----------------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class LocalStore(ObjectStore):
         below = len(str(self.root).rstrip("/")) + 1
         try:
             found = [
-                ObjectInfo(path[below:], state.st_size, changed=str(state.st_mtime_ns))
+                ObjectInfo(path[below:], state.st_size, changed=f"{state.st_mtime_ns} {state.st_ctime_ns}")
                 for path, state in files_below(top)
             ]
         except OSError as error:

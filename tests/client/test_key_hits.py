@@ -18,7 +18,7 @@ import torch
 from support.local_job import open_session, pack_pictures, service_of
 
 from hapi.cache.feature_key import FeatureKey
-from hapi.client.caching.keys import feature_key, server_codes
+from hapi.client.caching.keys import codes_of, feature_key, server_codes
 from hapi.client.session import Session
 from hapi.client.transport.http import LoopbackTransport
 from hapi.server.http.loopback import loopback_handler
@@ -68,7 +68,7 @@ def service(store: Path) -> Iterator[Service]:
 
 def key_of(session: Session) -> str:
     job_context = session.job_context
-    key = feature_key(job_context, CUT, codes=server_codes(job_context.servers))
+    key = feature_key(job_context, CUT, codes=codes_of(job_context))
     assert isinstance(key, FeatureKey)
     return key.digest
 

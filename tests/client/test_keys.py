@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.local_job import open_session, pack_blobs, pack_pictures, service_of
 
 from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
-from hapi.client.caching.keys import Refusal, ServerCode, feature_key, joined_code, server_codes, view_of
+from hapi.client.caching.keys import (
+    Refusal,
+    ServerCode,
+    codes_of,
+    feature_key,
+    joined_code,
+    server_codes,
+    view_of,
+)
 from hapi.client.session import Session
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import UsageError
+from hapi.ingest.in_place.discover import find_folder
+from hapi.ingest.in_place.indexer import IndexOptions, index_folder
 from hapi.server.service import Service
+from hapi.store.open import open_store
+from hapi.wire.references import TransformSpec
 
 PICTURES: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "split": "freeze"}
 
@@ -33,7 +48,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def key_of(session: Session, cut: int | None = None, **options: Any) -> FeatureKey | Refusal:
     job_context = session.job_context
     at = job_context.last_split if cut is None else cut
-    return feature_key(job_context, at, codes=server_codes(job_context.servers), **options)
+    return feature_key(job_context, at, codes=codes_of(job_context), **options)
 
 
 def test_a_key_of_a_run(service: Service) -> None:
@@ -103,3 +118,27 @@ def test_servers_that_tell_no_code_are_refused(service: Service) -> None:
         codes = [ServerCode("http://new", code_version()), ServerCode("http://old", None)]
         refusal = feature_key(session.job_context, 13, codes=codes)
         assert "http://old is of an older hapi" in str(refusal)
+
+
+def test_files_edited_under_their_names_are_not_served(tmp_path: Path) -> None:
+    """Without another indexing, though size and times are as they were."""
+    store = tmp_path / "store"
+    for number in range(12):
+        path = store / f"photos/c{number % 4}/{number}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (36, 36), (number, 0, 0)).save(path)
+    options = IndexOptions(transform=TransformSpec.for_image_size(32))
+    opened = open_store(str(store))
+    index_folder(opened, "photos", find_folder(opened, "photos"), options)
+    with service_of(store) as running:
+        with open_session(running, dataset="photos") as session:
+            assert isinstance(key_of(session), FeatureKey)
+        before, edited = path.stat(), bytearray(path.read_bytes())
+        edited[-1] ^= 1
+        path.write_bytes(edited)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with open_session(running, dataset="photos") as session:
+            assert str(key_of(session)) == (
+                "files of dataset 'photos' at loopback: changed or moved since they were indexed; "
+                "index it again with --replace"
+            )

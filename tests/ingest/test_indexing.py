@@ -46,6 +46,7 @@ def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
     assert sorted(info.key.rpartition("/")[2] for info in store.list("datasets")) == [
         "index.safetensors",
         "manifest.json",
+        "marks.safetensors",
     ]
     summary = describe(store, "d")
     assert summary is not None and summary.in_place == manifest.in_place and summary.state == "whole"

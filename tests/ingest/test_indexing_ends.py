@@ -53,7 +53,7 @@ def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.Monke
         parts = len([i for i in store.list("datasets/d") if i.key.endswith(".part.safetensors")])
         resumed = index(store, replace=replacing, on_start=lambda count, size, into=done: into.append(count))
         assert resumed.manifest.version == wanted and done in ([10 * parts], [])
-        assert len(store.list("datasets/d")) == (5 if replacing else 2) and everything(store) == before
+        assert len(store.list("datasets/d")) == (6 if replacing else 3) and everything(store) == before
     assert deaths > 5
 
 
@@ -155,7 +155,7 @@ def test_other_options_after_a_death_at_every_single_change(
             deaths += 1
         store.put("wds/part/000.tar", last)
         assert index(store, replace=True, keep_old=0, **others).manifest.version == wanted
-        assert len(store.list("datasets/d")) == 2 and verify_dataset(store, "d").sound
+        assert len(store.list("datasets/d")) == 3 and verify_dataset(store, "d").sound
     assert deaths > 5
 
 

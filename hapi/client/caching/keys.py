@@ -2,7 +2,7 @@
 
 A key is built once for each cut (and view) that features are kept at, before the first batch::
 
-    codes = server_codes(job_context.servers)              # one short question to each server
+    codes = codes_of(job_context)                          # short questions to each server
     key = feature_key(job_context, job_context.last_split, codes=codes)
     if isinstance(key, Refusal):
         ...                                                # ``--cache on``: an error; ``auto``: a line in the report
@@ -17,7 +17,7 @@ on this side, of the same digest, and both sides' code is in the key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hapi.cache.code_version import code_version
@@ -29,7 +29,7 @@ from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError
 from hapi.models.graph.numbering import Layer
 from hapi.wire import messages
-from hapi.wire.references import Augmentation, check_digest
+from hapi.wire.references import Augmentation, DatasetReference, check_digest
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,42 @@ class ServerCode:
     url: str
     code: str | None
     """Digest of :func:`hapi.cache.code_version.code_version`; None from an older server, which tells none."""
+    changed: tuple[str, ...] = ()
+    """Names of the run's datasets whose files there are not those that were indexed."""
 
 
-def server_codes(servers: ServerPool) -> tuple[ServerCode, ...]:
-    """Ask each server of ``servers`` for its code version, in the order given.
+def codes_of(job_context: JobContext) -> tuple[ServerCode, ...]:
+    """Ask all servers of a run for their code and the state of its datasets; see :func:`server_codes`."""
+    return server_codes(
+        job_context.servers, (job_context.description.reference, job_context.held_out.reference)
+    )
+
+
+def server_codes(servers: ServerPool, datasets: Iterable[DatasetReference] = ()) -> tuple[ServerCode, ...]:
+    """Ask each server of ``servers`` for its code version, and whether files changed since they were indexed.
+
+    Args:
+        servers: of a run; the answers are in their order.
+        datasets: that the run reads.
 
     Raises:
         HapiError: a server cannot be reached within the pool's patience.
     """
-    return tuple(ServerCode(url, servers.run(_code, only=url)) for url in servers.urls)
+    known = dict.fromkeys(datasets)
+    return tuple(servers.run(lambda transport: _ask(transport, known), only=url) for url in servers.urls)
+
+
+def _ask(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCode:
+    code = _code(transport)
+    if code is None:
+        return ServerCode(transport.url, None)
+    changed = [known.name for known in datasets if not _is_as_indexed(transport, known)]
+    return ServerCode(transport.url, code, tuple(changed))
+
+
+def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
+    document = transport.call("GET", f"{messages.DATASETS_PATH}/{dataset.name}/{messages.CHANGED}")
+    return document == {"version": dataset.version, "changed": 0}
 
 
 def _code(transport: Transport) -> str | None:
@@ -85,7 +112,7 @@ def feature_key(
         cut: layer whose output is kept, from 1 to the run's last split.
         validation: the held-out samples instead of the training ones.
         view: which of the run's views, from 0; without views the only one.
-        codes: of all servers of the run (:func:`server_codes`).
+        codes: of all servers of the run (:func:`codes_of`).
     """
     if cut > job_context.last_split:
         return Refusal(_trained(job_context.model.layers[job_context.last_split]))
@@ -102,6 +129,12 @@ def feature_key(
     if unknown:
         return Refusal(f"{unknown[0]} is of an older hapi, which does not tell the versions it computes with")
     description = job_context.held_out if validation else job_context.description
+    edited = [server.url for server in codes if description.reference.name in server.changed]
+    if edited:
+        return Refusal(
+            f"files of dataset {description.reference.name!r} at {edited[0]} changed or moved since they were indexed; "
+            "index it again with --replace"
+        )
     frozen = job_context.frozen
     return FeatureKey(
         dataset=description.reference,

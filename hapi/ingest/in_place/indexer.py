@@ -19,6 +19,7 @@ import xxhash
 from hapi.data.index import SampleIndex
 from hapi.data.manifest import InPlace, Manifest, SampleLayout, dataset_prefix
 from hapi.data.replaced import KEEP_OLD_SECONDS
+from hapi.data.shard_marks import write_marks
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import DataError, UsageError
 from hapi.ingest.formats.shard import Fields
@@ -121,6 +122,8 @@ def index_folder(
         for part in parts:
             skipped.add(part.skipped)
         index, classes, kind = _whole(folder, parts, labels, options)
+        below = len(folder.prefix) + 1 if folder.prefix else 0
+        write_marks(store, target.prefix, index.shards, folder.shards, below)
         return target.write_index(
             packing,
             index,

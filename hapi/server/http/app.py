@@ -135,6 +135,7 @@ class Application:
         for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
             add.add_get(path, self._document)
             add.add_get(path + "/{name}", self._document)
+        add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}", self._document)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)
 
