@@ -26,7 +26,7 @@ from hapi.client.caching.keys import (
 from hapi.client.session import Session
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import UsageError
+from hapi.errors import TransportError, UsageError
 from hapi.ingest.in_place.discover import find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
 from hapi.server.service import Service
@@ -111,6 +111,20 @@ def test_every_server_tells_its_code() -> None:
     found = server_codes(answering({"code": mine}, {"code": other}, {"hapi": "1.0"}, {"code": "?"}, []))
     assert [server.code for server in found] == [mine, other, None, None, None]
     assert joined_code([other, mine]) == joined_code([mine, other, mine]) == "+".join(sorted({mine, other}))
+
+
+def test_one_server_of_several_is_not_waited_for(service: Service) -> None:
+    def gone(method: str, path: str, body: bytes) -> Any:
+        raise TransportError("no route")
+
+    there = LoopbackTransport(
+        lambda *asked: (200, {}, iter([b'{"code": "' + b"a" * 16 + b'"}'])), "http://there"
+    )
+    codes = server_codes(ServerPool([there, LoopbackTransport(gone, "http://gone")]))
+    assert codes == (ServerCode("http://there", "a" * 16), ServerCode("http://gone", None, silent=True))
+    with open_session(service) as session:
+        refusal = feature_key(session.job_context, 13, codes=codes)
+        assert str(refusal).startswith("http://gone does not answer")
 
 
 def test_servers_that_tell_no_code_are_refused(service: Service) -> None:

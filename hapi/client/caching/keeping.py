@@ -13,7 +13,7 @@ from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.filling import ComputedRows, Filling
-from hapi.client.caching.keys import Refusal, ServerCode, feature_key, server_codes, view_of
+from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, view_of
 from hapi.client.caching.sources import PassFeatures
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
@@ -90,7 +90,7 @@ class Keeping(Closing):
 
     def _key(self, epoch: int, validation: bool) -> Any:
         if self._codes is None:
-            self._codes = server_codes(self._job_context.servers)
+            self._codes = codes_of(self._job_context)
         view = 0 if validation else view_of(self._job_context, epoch)
         return feature_key(self._job_context, self.cut, validation=validation, view=view, codes=self._codes)
 

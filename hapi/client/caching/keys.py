@@ -26,7 +26,7 @@ from hapi.client.job_context import JobContext
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.codecs.names import NONE
-from hapi.errors import BadRequestError
+from hapi.errors import BadRequestError, HapiError
 from hapi.models.graph.numbering import Layer
 from hapi.wire import messages
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
@@ -52,6 +52,8 @@ class ServerCode:
     """Digest of :func:`hapi.cache.code_version.code_version`; None from an older server, which tells none."""
     changed: tuple[str, ...] = ()
     """Names of the run's datasets whose files there are not those that were indexed."""
+    silent: bool = False
+    """True when it did not answer."""
 
 
 def codes_of(job_context: JobContext) -> tuple[ServerCode, ...]:
@@ -69,10 +71,20 @@ def server_codes(servers: ServerPool, datasets: Iterable[DatasetReference] = ())
         datasets: that the run reads.
 
     Raises:
-        HapiError: a server cannot be reached within the pool's patience.
+        HapiError: the only server cannot be reached within the pool's patience. One of several is not waited for.
     """
     known = dict.fromkeys(datasets)
-    return tuple(servers.run(lambda transport: _ask(transport, known), only=url) for url in servers.urls)
+    return tuple(_code_of(servers, url, known) for url in servers.urls)
+
+
+def _code_of(servers: ServerPool, url: str, datasets: Iterable[DatasetReference]) -> ServerCode:
+    alone = servers.size == 1
+    try:
+        return servers.run(lambda transport: _ask(transport, datasets), only=url, once=not alone)
+    except HapiError as error:
+        if alone or not error.retryable:
+            raise
+        return ServerCode(url, None, silent=True)
 
 
 def _ask(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCode:
@@ -125,9 +137,14 @@ def feature_key(
         return Refusal(
             f"--wire-codec {job_context.wire_rounding} rounds what crosses, so features depend on where the split was"
         )
-    unknown = [server.url for server in codes if server.code is None]
+    unknown = [server for server in codes if server.code is None]
     if unknown:
-        return Refusal(f"{unknown[0]} is of an older hapi, which does not tell the versions it computes with")
+        why = (
+            "does not answer, so it is unknown with"
+            if unknown[0].silent
+            else "is of an older hapi and does not tell with"
+        )
+        return Refusal(f"{unknown[0].url} {why} which versions it computes")
     description = job_context.held_out if validation else job_context.description
     edited = [server.url for server in codes if description.reference.name in server.changed]
     if edited:
