@@ -96,7 +96,7 @@ def _ask(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCo
 
 
 def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
-    document = transport.call("GET", f"{messages.DATASETS_PATH}/{dataset.name}/{messages.CHANGED}")
+    document: object = transport.call("GET", f"{messages.DATASETS_PATH}/{dataset.name}/{messages.CHANGED}")
     return document == {"version": dataset.version, "changed": 0}
 
 
