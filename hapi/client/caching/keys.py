@@ -80,14 +80,14 @@ def server_codes(servers: ServerPool, datasets: Iterable[DatasetReference] = ())
 def _code_of(servers: ServerPool, url: str, datasets: Iterable[DatasetReference]) -> ServerCode:
     alone = servers.size == 1
     try:
-        return servers.run(lambda transport: _ask(transport, datasets), only=url, once=not alone)
+        return servers.run(lambda transport: _told_by(transport, datasets), only=url, once=not alone)
     except HapiError as error:
         if alone or not error.retryable:
             raise
         return ServerCode(url, None, silent=True)
 
 
-def _ask(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCode:
+def _told_by(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCode:
     code = _code(transport)
     if code is None:
         return ServerCode(transport.url, None)
