@@ -123,7 +123,7 @@ def _without_small(scaled: Callable[..., Profile]) -> Callable[..., Profile]:
     """A part changes the unmeasured rest of its tier, however small it is."""
 
     def all_rests(*args: Any) -> Profile:
-        with _patched(DriftDetector, "TELLING_SHARE", 0.0):
+        with _patched(DriftDetector, "SIGNIFICANT", 0.0):
             return scaled(*args)
 
     return all_rests
@@ -137,6 +137,7 @@ MECHANISMS: Mapping[str, Switch] = {
     "evidence of two batches": set_values(Drift, EVIDENCE=1),
     "margin of 25%": set_values(Drift, MARGIN=0.05),
     "parts of a tier apart": _whole_tiers,
+    "small parts left out": set_values(DriftDetector, SIGNIFICANT=0.0),
     "hysteresis of 5%": set_values(DriftDetector, HYSTERESIS=0.0),
     "holds": set_values(ChangeHold, FIRST=0, LONGEST=0),
     "growing holds": set_values(ChangeHold, LONGEST=ChangeHold.FIRST),

@@ -67,8 +67,8 @@ class Drift:
 class DriftDetector:
     """Compares each batch with the profile that the plan was made from; not thread-safe."""
 
-    TELLING_SHARE = 0.2
-    """Smallest share of the unmeasured rest of its tier that a part must have to change it."""
+    SIGNIFICANT = 0.2
+    """Smallest share of a tier's seconds that a part of them must have to be compared: what is less is noise."""
     HYSTERESIS = 0.05
     """Share of an epoch's seconds that another split must gain before the split changes."""
 
@@ -129,8 +129,10 @@ class DriftDetector:
         if observed.crossed and observed.server.device == self._profile.server_tier.device:
             tiers.append(_server_parts(observed))
         for measured in tiers:
+            both = [sum(measured.values()), sum(estimated[part] for part in measured)]
             for part, seconds in measured.items():
-                if seconds > 0 and estimated[part] > 0:
+                shares = [_share_of(seconds, both[0]), _share_of(estimated[part], both[1])]
+                if seconds > 0 and estimated[part] > 0 and max(shares) >= self.SIGNIFICANT:
                     found[part] = seconds / estimated[part]
         return found
 
@@ -162,6 +164,10 @@ def shown_rate(rates: Arrivals, bounds: Arrivals, expected: float) -> tuple[floa
     faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]
     found = [rate for _, rate in faster] + ([] if link is None else [link[0]])
     return max(found, default=None), sum(n for n, _ in faster)
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
 
 
 def _client_parts(observed: Observed) -> dict[str, float]:
@@ -204,11 +210,11 @@ def _scaled(
             x.server_seconds for x in profile.layers[: profile.last_split]
         )
         decode = server_factor = (
-            overhead if estimated["overhead"] >= DriftDetector.TELLING_SHARE * unmeasured else 1.0
+            overhead if estimated["overhead"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
         )
     if split == profile.last_split:
         unmeasured = sum(x.client_seconds for x in profile.layers[: profile.last_split])
-        client_factor = step if estimated["step"] >= DriftDetector.TELLING_SHARE * unmeasured else 1.0
+        client_factor = step if estimated["step"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
     layers = tuple(
         replace(
             x,
