@@ -1,4 +1,4 @@
-"""``hapi cache ls|clear|verify [DIR]``: contents of the cache of samples and features, room in it, and its check."""
+"""``hapi cache ls [DIR]``, ``clear`` and ``verify``: contents of the cache of samples and features, room, and check."""
 
 from __future__ import annotations
 
