@@ -5,8 +5,8 @@ what was kept with the old one must not be found any more. A server tells its di
 servers tell none, and what they compute is not kept.
 
 Not in it, since another machine with the same code shall find what this one kept: the device and the instructions that
-torch chose for it (AVX2, AVX-512). They decide the last bits of float32 sums, within the tolerance that ``--recheck``
-allows between two servers of one run. :func:`hapi.models.devices.arithmetic_name` says which they are, for people.
+torch chose for it (AVX2, AVX-512). They decide the last bits of float32 sums;
+:func:`hapi.models.devices.arithmetic_name` says which they are, for people.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def resolve_device(name: str, what: str = "device") -> torch.device:
 def arithmetic_name(device: torch.device) -> str:
     """Return what decides the last bits of float32 results on ``device``: a GPU's name, a processor's instructions.
 
-    On one processor, the layers of ResNet18 with AVX2 and with AVX-512 differ in the last bits, as two GPUs do.
+    On one processor, ResNet18 without vector instructions was 3e-6 of its largest result away from ResNet18 with AVX2.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
