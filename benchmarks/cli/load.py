@@ -10,9 +10,11 @@ from benchmarks.cli.options import (
     CSV,
     FIGURE,
     NO_BED,
+    batch,
     model,
     models,
     number,
+    option,
     repeated,
     request_size,
     results,
@@ -39,6 +41,17 @@ def _siege(args: argparse.Namespace) -> Outcome:
     from benchmarks.load.siege import SiegeSettings, measure_siege
 
     return outcome_of(measure_siege(SiegeSettings(seconds=args.seconds), tell))
+
+
+def _jobs(args: argparse.Namespace) -> Outcome:
+    from benchmarks.load.jobs import JobsSettings, measure_jobs
+
+    settings = with_given(
+        JobsSettings(), args,
+        jobs="jobs", epochs="epochs", model="model", freeze="freeze", samples="samples", image_size="image_size",
+        bs="bs",
+    )  # fmt: skip
+    return outcome_of(measure_jobs(settings, tell))
 
 
 def _tenants(args: argparse.Namespace) -> Outcome:
@@ -96,6 +109,20 @@ BENCHMARKS = (
         help="floods, hung reads, kills, full disks and more beside three training jobs (two cores, Linux)",
         options=(number("--seconds", seconds(1, DAY), "of the siege", "600", "TIME"),),
         run=_siege,
+    ),
+    Benchmark(
+        name="jobs",
+        help="several jobs of one frozen prefix over one server, against one alone; and jobs of three speeds",
+        options=(
+            number("--jobs", count(1, 64), "at once", "8"),
+            number("--epochs", count(1, 1000), "of each job", "30"),
+            model("resnet18"),
+            option("--freeze", "the last frozen layer (default 11)", default="11", metavar="N"),
+            samples("512"),
+            number("--image-size", count(8, 4096), "in pixels", "64"),
+            batch("64"),
+        ),
+        run=_jobs,
     ),
     Benchmark(
         name="tenants",

@@ -46,6 +46,7 @@ def start_server_process(
         "--threads": "1",
         "--device": device,
         "--log-level": "warning",
+        "--share-memory": "0",  # what is measured is computed each time
     }
     command = [sys.executable, "-m", "hapi.cli.server", "--exit-with-stdin"]
     command += [word for option in options.items() for word in option]

@@ -1,0 +1,161 @@
+"""The operator's feature cache: it outlives the server, serves whoever has the same key, and never fails a request."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from support.harness import server
+from support.http_tools import EXTRACT, TENSORS, Known, exchange
+from support.sharing_tools import Extracted, extracted, parsed, sharing_service
+
+from hapi.cache.features import FeatureCache
+from hapi.errors import UsageError
+from hapi.server.service import Service
+from hapi.server.sharing.caches import FeatureCaches
+from hapi.wire.references import Augmentation
+
+IDS = list(range(32))
+
+
+def settled(service: Service) -> None:
+    """Wait until what was computed is written."""
+    assert service.sharing.caches is not None and service.sharing.caches.written(60)
+
+
+def segments(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.startswith(("segment-", "open-"))]
+
+
+def filled(folder: Path, known: Known, cache: Path) -> Extracted:
+    """The answer of a server that had nothing, and kept it in ``cache``."""
+    with sharing_service(folder, share_memory=0, cache_dir=str(cache)) as first:
+        found = extracted(first, known, IDS)
+        assert first.sharing.counts.all()["computed"] == 32
+    return found
+
+
+def test_a_later_server_computes_nothing_and_loads_no_layers(
+    folder: Path, known: Known, tmp_path: Path
+) -> None:
+    expected = filled(folder, known, tmp_path / "cache")
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as second:
+        found = extracted(second, known, IDS[::-1])
+        again = extracted(second, known, IDS)
+        assert (again.features, again.labels) == (expected.features, expected.labels)
+        assert found.report.kept == 32 and found.report.cos_batch == 0
+        assert second.sharing.counts.all() == {"computed": 0, "joined": 0, "recent": 0, "cache": 64}
+        worker = second.workers.all[0]
+        assert (worker.cache.misses, worker.memory.adaptations, worker.cos_batch) == (0, 0, None)
+        assert second.document("/v1/datasets/digits")["keeps_features"] is True
+
+
+def test_without_a_folder_nothing_is_kept(folder: Path, known: Known) -> None:
+    with sharing_service(folder) as service:
+        extracted(service, known, IDS)
+        assert service.sharing.caches is None
+        assert "keeps_features" not in service.document("/v1/datasets/digits")
+
+
+def test_damaged_records_are_computed_anew(folder: Path, known: Known, tmp_path: Path) -> None:
+    expected = filled(folder, known, tmp_path / "cache")
+    (segment,) = segments(tmp_path / "cache")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as second:
+        found = extracted(second, known, IDS)
+        assert (found.features, found.labels) == (expected.features, expected.labels)
+        assert second.sharing.counts.all()["computed"] >= 16
+
+
+def test_a_full_disk_fails_no_request(
+    folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = filled(folder, known, tmp_path / "other")
+
+    def full(self: FeatureCache, *arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hapi.cache.segments.SegmentWriter.append", full)
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
+        for _ in range(2):
+            found = extracted(service, known, IDS)
+            assert (found.features, found.report.kept) == (expected.features, 0)
+            settled(service)
+
+
+def test_a_folder_that_goes_away_fails_no_request(
+    folder: Path,
+    known: Known,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def gone(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hapi.server.sharing.caches.FeatureCache", gone)
+    with (
+        caplog.at_level(logging.WARNING),
+        sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service,
+    ):
+        assert extracted(service, known, IDS).report.shared == 0
+    assert "feature cache not used" in caplog.text
+
+
+def test_what_is_drawn_anew_is_not_kept(folder: Path, known: Known, tmp_path: Path) -> None:
+    transform = {**known.extract()["transform"], "augment": Augmentation(flip=0.5).to_json()}
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
+        for _ in range(2):
+            drawn = {**transform, "seed": 1, "epoch": 0}
+            assert extracted(service, known, IDS, transform=drawn).report.shared == 0
+        settled(service)
+    assert not segments(tmp_path / "cache")
+
+
+def test_keys_are_closed_the_longest_unused_first(folder: Path, known: Known, tmp_path: Path) -> None:
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
+        caches = service.sharing.caches
+        assert isinstance(caches, FeatureCaches)
+        caches._most_open = 1
+        layers = [known.extract()["split_name"]]
+        for split in (3, 4, 3):
+            extracted(service, known, IDS[:16], split=split)
+            settled(service)
+        assert layers and len(caches._open) == 1
+        assert next(iter(caches._open.values())).cache.key.cut == 3
+        counts = service.sharing.counts.all()
+        assert (counts["computed"], counts["cache"]) == (32, 16)
+
+
+def test_settings_that_would_keep_nothing_are_refused(folder: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="--cos-batch"),
+        sharing_service(folder, cache_dir=str(tmp_path), cos_batch=8),
+    ):
+        pass
+    (tmp_path / "something").write_text("else")
+    with pytest.raises(UsageError, match="--cache-dir"), sharing_service(folder, cache_dir=str(tmp_path)):
+        pass
+
+
+def test_a_killed_server_leaves_what_it_wrote(
+    folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers of one machine share the folder; one is killed while both use it."""
+    arguments = ("--share-memory", "0", "--cos-batch", "16", "--device", "cpu")
+    arguments = (*arguments, "--cache-dir", str(tmp_path / "cache"))
+    bodies = []
+    with server(folder, *arguments) as one, server(folder, *arguments) as two:
+        bodies.append(exchange(one.port, "POST", EXTRACT, known.extract(IDS)).body)
+        bodies.append(exchange(two.port, "POST", EXTRACT, known.extract(IDS)).body)
+        assert two.stop() == 0
+        one.kill()
+        with server(folder, *arguments) as three:
+            bodies.append(exchange(three.port, "POST", EXTRACT, known.extract(IDS)).body)
+            assert exchange(three.port, "POST", TENSORS, known.tensors()).status == 200
+    answers = [parsed(body, IDS) for body in bodies]
+    assert len({answer.features for answer in answers}) == 1
+    assert answers[2].report.kept == 32
