@@ -30,11 +30,9 @@ _PRICE = real(0, 1e6)
 
 
 def _epochs(args: argparse.Namespace) -> Outcome:
-    from benchmarks.epochs.engine import measure
     from benchmarks.epochs.settings import EpochsSettings, Prices, way_of
     from benchmarks.testbed.cells import Results, read
     from benchmarks.testbed.conditions import conditions
-    from benchmarks.testbed.testbed import TestBed
 
     settings = with_given(
         EpochsSettings(), args, bandwidths="bandwidth", counts="epochs", ways="way", measured="measured",
@@ -52,6 +50,9 @@ def _epochs(args: argparse.Namespace) -> Outcome:
     path = Path(args.results)
     if args.view:
         return _outcome(list(read(path)), settings.counts, prices)
+    from benchmarks.epochs.engine import measure
+    from benchmarks.testbed.testbed import TestBed
+
     bed = TestBed()
     head = {"grid": settings.measuring(), "test_bed": bed.describe(), "threads": "1 on each side"}
     recorded = Results(path, {**conditions(), **head})

@@ -2,7 +2,8 @@
 
 python -m benchmarks.epochs.first_epochs 4 --epochs 30 --dataset images --model resnet18
 
-A JSON line on standard output follows the start and each epoch; the settings are those of ``hapi-train``.
+A JSON line on standard output follows the start and each epoch; the settings are those of ``hapi-train``. With
+``--samples-only`` after the number, the cache keeps stored samples alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from hapi.allocator import keep_freed_memory
 from hapi.cli.train import check_together, parser
+from hapi.client.caching.counts import KeptCounts
+from hapi.client.caching.keeping import Keeping
 from hapi.client.session import Session
 from hapi.config.settings import Loaded, load, overrides_of
 from hapi.factories import search_here
@@ -22,7 +25,8 @@ from hapi.train.callbacks import TrainingCallback, TrainingStart
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 
-FACTS = ("loss", "splits", "bytes_received", "cached_samples")
+SAMPLES_ONLY = "--samples-only"
+FACTS = ("loss", "splits", "bytes_received", "cached_samples", "feature_hits", "features_kept")
 """Facts of an epoch that are passed on, as far as the report has them."""
 
 
@@ -49,11 +53,18 @@ class FirstEpochs(TrainingCallback):
             raise EpochsReached
 
 
+def _no_features(self: Keeping, counts: KeptCounts, *, validation: bool) -> None:
+    """Stand for :meth:`Keeping.source` where no features are kept."""
+
+
 def main(argv: Sequence[str]) -> None:
     """Train the first ``argv[0]`` epochs of the job that the other arguments name."""
-    loaded: Loaded[TrainSettings] = load(
-        TrainSettings, None, overrides_of(parser().parse_args(argv[1:]), TrainSettings)
-    )
+    flags = list(argv[1:])
+    if SAMPLES_ONLY in flags:
+        flags.remove(SAMPLES_ONLY)
+        Keeping.source = _no_features  # type: ignore[method-assign]
+    given = overrides_of(parser().parse_args(flags), TrainSettings)
+    loaded: Loaded[TrainSettings] = load(TrainSettings, None, given)
     check_together(loaded)
     settings = loaded.value
     keep_freed_memory()

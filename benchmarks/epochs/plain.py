@@ -31,7 +31,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
 
-MICRO_BATCH = 32
+MICRO_BATCH = 16
 """Images of a forward pass of the frozen layers."""
 AHEAD = 256
 """Images that are received or decoded and not yet computed."""

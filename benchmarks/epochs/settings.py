@@ -24,14 +24,21 @@ class Way:
     """Flags of ``hapi-train``; None for the plain script."""
     in_store: bool = False
     """True: the program runs on the server's side, with no link between."""
+    samples_only: bool = False
+    """True: the cache keeps stored samples and no features."""
     by_epochs: bool = False
     """True: what it does depends on the number of epochs that it is told."""
+
+    @property
+    def caches(self) -> bool:
+        """Return whether the trainer may keep something on its disk."""
+        return self.flags is not None and "off" not in self.flags
 
 
 WAYS = (
     Way(name="recompute", title="recompute in each epoch", flags=("--cache", "off")),
     Way(name="images", title="stream the images", flags=("--split", "none", "--cache", "off")),
-    Way(name="kept images", title="keep the images", flags=("--split", "none", "--cache", "on")),
+    Way(name="kept images", title="keep the images", flags=("--split", "none"), samples_only=True),
     Way(name="store", title="all in the store", in_store=True),
     Way(name="plain", title="extract once by hand"),
     Way(name="hapi", title="Hapi", flags=(), by_epochs=True),
