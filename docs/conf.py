@@ -45,6 +45,7 @@ CONTENTS = {
 
 docs/training
 docs/operations
+docs/caching
 deploy/README
 deploy/prometheus/README
 docs/reports
