@@ -1,4 +1,4 @@
-"""``hapi cache ls [DIR]``, ``clear`` and ``verify``: contents of the cache of samples and features, room, and check."""
+"""``hapi cache ls``, ``hapi cache clear`` and ``hapi cache verify``: what a cache holds, room in it, its check."""
 
 from __future__ import annotations
 
