@@ -21,6 +21,7 @@ from hapi.data.reading.reader import AccessHint
 from hapi.data.sample_directory import Located
 from hapi.data.transforms.decode_limits import SMALL_BYTES
 from hapi.data.transforms.pipeline import input_shape
+from hapi.errors import HapiError
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.host_memory import HostNeed
@@ -97,6 +98,36 @@ class Feeding:
         for place in range(len(rows), min_count):
             inputs[place] = inputs[place % len(rows)]
         return inputs
+
+    def load_others(self, ids: IntArray, out: torch.Tensor) -> bool:
+        """Load further samples of the dataset, which the request does not name.
+
+        Args:
+            ids: int64 [k].
+            out: float32 [k or more, C, H, W].
+
+        Returns:
+            False where one does not fit the request's memory, or cannot be read or decoded, which is no fault of the
+            request; ``out`` then holds anything.
+        """
+        try:
+            located = self._dataset.locate(ids)
+            if located.length.max() > max(self.part_bytes, int(self._located.length.max())):
+                return False
+            for start, stop in self._parts(located.length):
+                self._fill(located.part(start, stop), out[start:stop])
+        except HapiError:
+            return False
+        return True
+
+    def labels_of(self, ids: IntArray) -> LabelArray:
+        """Return the labels of samples ``ids`` of the dataset."""
+        return self._dataset.labels_at(self._dataset.locate(ids))
+
+    @property
+    def count(self) -> int:
+        """Number of samples of the dataset."""
+        return self._dataset.count
 
     def labels(self, low: int, high: int) -> LabelArray:
         """Return the labels of samples ``low`` to ``high`` of the request, int64 [n] or float32 [n, k]."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hapi.arrays import Bytes, IntArray
-from hapi.errors import BadRequestError
+from hapi.errors import BadRequestError, HapiError
 from hapi.waiting import LOOK_SECONDS, Interest, check, paused
 
 PATIENCE_SECONDS = 30.0
@@ -39,6 +39,32 @@ class ForwardPass(Protocol):
 
     def leave(self) -> None:
         """Drop the result: a pass that has not begun does not begin, one that has is waited for."""
+
+
+class RestOfPass:
+    """Some samples of another claim's forward pass."""
+
+    def __init__(self, whole: ForwardPass | None, first: int, count: int) -> None:
+        """Take ``count`` samples of ``whole`` from ``first`` on; HapiError when there is no such pass any more."""
+        if whole is None:
+            raise HapiError("the forward pass was given up")
+        self._whole, self._rows = whole, slice(first, first + count)
+
+    def features(self) -> Bytes:
+        """Wait for the whole pass; return the features of these samples."""
+        found: Bytes = self._whole.features()[self._rows]
+        return found
+
+    def fitted(self) -> int:
+        """Wait for the whole pass; return the batch that fitted the memory."""
+        return self._whole.fitted()
+
+    def stage(self) -> str:
+        """Return the stage that the whole pass is in."""
+        return self._whole.stage()
+
+    def leave(self) -> None:
+        """Leave the pass to the claim that it belongs to."""
 
 
 class PendingBatch:

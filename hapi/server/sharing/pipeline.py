@@ -19,7 +19,7 @@ import torch
 from hapi.arrays import Bytes, IntArray, LabelArray
 from hapi.server.context import RequestContext
 from hapi.server.feeding import Feeding, SampleRange
-from hapi.server.sharing.claims import ForwardPass, PendingBatch
+from hapi.server.sharing.claims import ForwardPass, PendingBatch, RestOfPass
 from hapi.server.sharing.request_share import SOUND_SAMPLES, RequestShare
 
 LOOK_AHEAD_BYTES = 16 << 20
@@ -55,6 +55,8 @@ class Part:
     joined: list[tuple[PendingBatch, list[tuple[int, int]]]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     """Rows that are neither there nor in anybody's work."""
+    others: dict[PendingBatch, PendingBatch] = field(default_factory=dict)
+    """By claim: the claim of samples that are not asked for, in the rest of its forward pass."""
     doubles: list[tuple[int, int]] = field(default_factory=list)
     """Rows of samples that came before in the part, and those rows."""
 
@@ -216,10 +218,38 @@ class Pipeline:
         sound = self._share.shares and min(len(self._ids), engine.batch) >= SOUND_SAMPLES
         try:
             inputs = self._feeding.load(part.low + rows, SOUND_SAMPLES if sound else 0)
+            if sound and len(rows) < min(SOUND_SAMPLES, part.high - part.low):
+                self._fill_up(part, pending, len(rows), inputs)
         except BaseException:
             self._share.fail(pending)
+            if pending in part.others:
+                self._share.fail(part.others.pop(pending))
             raise
         pending.loaded(lambda: engine.start(inputs))
+        others = part.others.get(pending)
+        if others is not None:
+            others.loaded(lambda: RestOfPass(pending.begin(), len(rows), len(others.ids)))
+
+    def _fill_up(self, part: Part, pending: PendingBatch, first: int, inputs: torch.Tensor) -> None:
+        """Take samples that nobody has yet for the rest of a pass, of which others left too few.
+
+        Without them the rest is repeats, which is work for nothing.
+
+        Args:
+            part: the part that the pass is for.
+            pending: the pass's claim.
+            first: samples of that claim.
+            inputs: of the pass, [n, ...]; from ``first`` on repeats.
+        """
+        others = self._share.claim_others(self._feeding.count, len(inputs) - first)
+        if others is None:
+            return
+        room = torch.empty_like(inputs[first : first + len(others.ids)])
+        if not self._feeding.load_others(others.ids, room):
+            self._share.fail(others)
+            return
+        inputs[first : first + len(others.ids)] = room
+        part.others[pending] = others
 
     def _collect(self, part: Part) -> None:
         """Wait for the claims of the part, its own first."""
@@ -243,6 +273,8 @@ class Pipeline:
         if begun is None:
             part.missing += rows.tolist()
             self._share.fail(pending)
+            if pending in part.others:
+                self._share.fail(part.others.pop(pending))
             return
         with self._running():
             whole = begun.features()
@@ -251,6 +283,10 @@ class Pipeline:
         self._share.counts.add("computed", len(whole))
         features = whole[: len(rows)]
         self._share.publish(pending, features, part.labels[rows], fitted)
+        others = part.others.pop(pending, None)
+        if others is not None:
+            rest = whole[len(rows) : len(rows) + len(others.ids)]
+            self._share.publish(others, rest, self._feeding.labels_of(others.ids), fitted)
         if part.rows is None and len(rows) == part.high - part.low:
             part.rows = features  # in their order
         else:

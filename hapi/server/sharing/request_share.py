@@ -119,6 +119,27 @@ class RequestShare:
         with self._lock:
             self._claims.discard(pending)
 
+    def claim_others(self, count: int, wanted: int) -> PendingBatch | None:
+        """Claim samples that nobody has or computes, for a forward pass that has room for them.
+
+        Args:
+            count: samples of the dataset.
+            wanted: most samples to claim.
+
+        Returns:
+            The claim; None when there are none.
+        """
+        with self._lock:
+            if self._closed:
+                return None
+            pending = self._table.claim_others(self._key, count, wanted, self._interest)
+            if pending is not None:
+                self._claims.add(pending)
+        if pending is not None and self._on_disk(pending.ids).any():
+            self.fail(pending)
+            return None
+        return pending
+
     def fail(self, pending: PendingBatch) -> None:
         """Give up an own claim: those that wait for it compute for themselves."""
         begun = pending.fail()

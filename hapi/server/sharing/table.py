@@ -22,6 +22,8 @@ RETENTION_SECONDS = 300.0
 """Seconds for which features are kept at most: jobs of one prefix that run side by side are rarely further apart."""
 SAMPLE_BYTES = 256
 """Bytes of the table itself for each sample in it."""
+LOOKED_AT = 1024
+"""Most samples that are looked at in one search for unclaimed ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,8 @@ class SharingTable:
         self._now = now
         self._lock = threading.Lock()
         self._entries: dict[str, dict[int, PendingBatch | tuple[_Block, int]]] = {}
+        self._next: dict[str, int] = {}
+        """Sample from which the next search for unclaimed ones begins, by key."""
         self._blocks: deque[_Block] = deque()
         self._bytes = 0
 
@@ -95,6 +99,36 @@ class SharingTable:
         with self._lock:
             entries = self._entries.get(key, {})
             return np.array([i not in entries for i in ids.tolist()], dtype=np.bool_)
+
+    def claim_others(self, key: str, count: int, wanted: int, owner: Interest) -> PendingBatch | None:
+        """Claim samples of the dataset that are neither recent nor under way, whoever may want them.
+
+        Args:
+            key: identity of the features.
+            count: samples of the dataset.
+            wanted: most samples to claim.
+            owner: of the request that will compute them.
+
+        Returns:
+            The claim; None when a bounded search, which goes on where the last one ended, finds none.
+        """
+        found: list[int] = []
+        with self._lock:
+            entries, first = self._entries.get(key), self._next.get(key, 0)
+            if entries is None:
+                return None
+            looked = 0
+            while looked < min(count, LOOKED_AT) and len(found) < wanted:
+                sample = (first + looked) % count
+                looked += 1
+                if sample not in entries:
+                    found.append(sample)
+            self._next[key] = (first + looked) % count
+            if not found:
+                return None
+            pending = PendingBatch(np.array(found, dtype=np.int64), owner)
+            entries.update(dict.fromkeys(found, pending))
+        return pending
 
     def recent(self, key: str, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are recent; bool [n]."""
@@ -208,3 +242,4 @@ class SharingTable:
     def _tidy(self, key: str) -> None:
         if key in self._entries and not self._entries[key]:
             del self._entries[key]
+            self._next.pop(key, None)

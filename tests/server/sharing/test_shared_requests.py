@@ -18,6 +18,7 @@ from hapi.errors import DataError, DeviceMemoryError, HapiError
 from hapi.models.zoo.build import build
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device
+from hapi.server.feeding import Feeding
 from hapi.server.frame_stream import FrameStream
 from hapi.server.http.tenants import Tenants
 from hapi.server.scheduling.fair_queue import Tenant
@@ -78,6 +79,28 @@ def test_only_what_is_missing_is_computed_and_never_less_than_sixteen(
         overlapping = extracted(other, known, ALL)
         assert same(overlapping, with_rest)
         assert overlapping.report.kept == 20 and computed(other) == 32 + 32
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["read", "damaged"])
+def test_a_small_rest_takes_samples_that_nobody_has_asked_for(
+    service: Service,
+    known: Known,
+    alone: Callable[[list[int]], Extracted],
+    monkeypatch: pytest.MonkeyPatch,
+    loads: bool,
+) -> None:
+    if not loads:
+        monkeypatch.setattr(Feeding, "load_others", lambda *_: False)
+    extracted(service, known, ALL[:16])
+    assert same(extracted(service, known, ALL[8:28]), alone(ALL[8:28]))
+    assert service.sharing.table.under_way == 0
+    before = computed(service)
+    assert same(extracted(service, known, ALL[16:32]), alone(ALL[16:32]))
+    assert service.sharing.table.under_way == 0
+    if loads:
+        assert before == computed(service) == 32, "every pass was of samples that somebody wants"
+    else:
+        assert computed(service) > 32
 
 
 def test_a_sample_that_is_asked_for_twice_is_computed_once(service: Service, known: Known) -> None:
