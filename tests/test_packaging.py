@@ -235,7 +235,12 @@ def test_all_has_every_extra_of_a_user() -> None:
 
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canvas.importlib.util, "find_spec", lambda name: None)
+    real = canvas.importlib.util.find_spec
+
+    def found(name: str) -> Any:
+        return None if name == "matplotlib" else real(name)
+
+    monkeypatch.setattr(canvas.importlib.util, "find_spec", found)
 
 
 def test_commands_that_draw_name_the_extra(no_matplotlib: None, tmp_path: Path) -> None:

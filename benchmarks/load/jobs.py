@@ -39,7 +39,7 @@ class JobsSettings:
     """Jobs to run."""
 
     model: str = "resnet18"
-    freeze: str = "11"
+    freeze: int = 11
     samples: int = 512
     image_size: int = 64
     bs: int = 64

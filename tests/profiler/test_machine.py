@@ -15,6 +15,7 @@ import pytest
 from support.threads import at_once
 
 from hapi.errors import ConfigError
+from hapi.paths import user_cache_folder
 from hapi.process.processors import processor_count
 from hapi.profiler import machine
 from hapi.profiler import machine_cache as cache
@@ -104,7 +105,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
     monkeypatch.setattr(Path, "home", none)
-    assert cache.folder() is None and cache.load("machine", KEY) is None
+    assert user_cache_folder() is None and cache.load("machine", KEY) is None
     assert "no home folder" in cache.save("machine", KEY, 1)
 
 
