@@ -97,6 +97,16 @@ class JobContext:
         """Digest over the frozen layers' structure and weights."""
         return self.prefix_digests[self.freeze]
 
+    def present_digest(self, cut: int) -> str:
+        """Return the digest of the layers up to ``cut`` as they are now: a caller may have changed their weights.
+
+        Layers whose weights are not in memory here are those that the servers have been asked for.
+        """
+        try:
+            return self.model.prefix_digest(cut)
+        except ModelError:
+            return self.prefix_digests[cut]
+
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
         """Return the job of requests at ``split``. Thread-safe: the jobs are made before training begins."""
         return self._jobs[split, validation]

@@ -128,6 +128,15 @@ def test_weights_after_the_cut(service: Service, base: str) -> None:
         assert key_of(session) == base
 
 
+def test_weights_before_the_cut_that_were_changed_in_an_open_session(service: Service, base: str) -> None:
+    with open_session(service, **{**BASE, "split": 0}) as session:  # which has these weights in memory
+        assert key_of(session) == base
+        model = session.job_context.model
+        with torch.no_grad():
+            model.tensors.get(model.tensor_names(0, CUT)[0]).mul_(1.5)
+        assert key_of(session) != base
+
+
 def test_other_machines_places_and_times(
     service: Service, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

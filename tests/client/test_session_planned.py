@@ -389,7 +389,7 @@ def test_when_even_that_does_not_fit_one_line_says_so(
 
     with open_session(service, split="auto") as session:
         starve(session, lambda split: 0)
-        monkeypatch.setattr("hapi.client.session.to_device", full)
+        monkeypatch.setattr("hapi.client.delivery.assembly.to_device", full)
         with pytest.raises(DeviceMemoryError, match="smaller --bs"):
             list(session.epoch(0))
 

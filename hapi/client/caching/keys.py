@@ -156,7 +156,7 @@ def feature_key(
     return FeatureKey(
         dataset=description.reference,
         transform=transform,
-        prefix=job_context.prefix_digests[cut],
+        prefix=job_context.present_digest(cut),
         cut=cut,
         cut_name=frozen.layers[cut - 1].name if cut else "",
         shape=tuple(frozen.output_shapes()[cut]),
