@@ -187,7 +187,7 @@ class _Bench:
         stack.callback(stop_all, [server])
         command = [sys.executable, "-m", "benchmarks.epochs.first_epochs", str(run.count)]
         command += [SAMPLES_ONLY] if run.way.samples_only else []
-        kept = ("--cache-dir", str(cache)) if run.way.caches else ()
+        kept = ("--cache", "auto", "--cache-dir", str(cache)) if run.way.caches else ()
         arguments = (f"--server={url}", f"--epochs={run.planned}", *job.flags, *kept, *(run.way.flags or ()))
         return server, [*command, *arguments]
 

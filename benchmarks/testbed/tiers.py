@@ -135,9 +135,10 @@ def process_bytes(pid: int, what: str) -> int:
 
 def environment(token: str) -> dict[str, str]:
     # The paths of this process, so that a checkout that is not installed is found too.
-    """Return the environment of a tier's process."""
+    """Return the environment of a tier's process; a trainer keeps nothing for later epochs unless a flag says so."""
     paths = os.pathsep.join(dict.fromkeys(str(Path(p).absolute()) for p in sys.path))
-    return {**os.environ, "HAPI_TOKEN": token, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    alone = {"OMP_NUM_THREADS": "1", "HAPI_TRAIN_CACHE": "off"}
+    return {**os.environ, "HAPI_TOKEN": token, "PYTHONPATH": paths, **alone}
 
 
 def read_line(process: subprocess.Popen[str], seconds: float) -> str:

@@ -46,11 +46,13 @@ IMPORTED = (
 def environment(**more: str) -> dict[str, str]:
     """This environment without HAPI_ variables, with the checkout importable and one thread per process.
 
-    Nothing is kept for later epochs unless ``more`` says so: tests count what crosses in them.
+    Nothing is kept for later epochs, nor shared by requests, unless ``more`` says so: tests count what crosses and is
+    computed.
     """
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HAPI_")}
     path = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
-    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HAPI_TRAIN_CACHE": "off", **more}
+    alone = {"HAPI_TRAIN_CACHE": "off", "HAPI_SERVER_SHARE_MEMORY": "0"}
+    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **alone, **more}
 
 
 @cache
