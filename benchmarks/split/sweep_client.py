@@ -64,7 +64,7 @@ class SweepClient:
     def do_open(self, **settings: Any) -> dict[str, Any]:
         """Another model or batch size."""
         self.close()
-        made = load(TrainSettings, None, settings).value
+        made = load(TrainSettings, None, {"cache": "off", **settings}).value  # each epoch computes
         if made.memory is None:
             keep_freed_memory()
         self._session = session = self._connect(made)
