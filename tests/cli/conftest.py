@@ -20,5 +20,4 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of the tester's own environment reaches a command."""
     for name in [n for n in os.environ if n.startswith("HAPI_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("HAPI_TRAIN_CACHE", "off")  # else a test would find what another one kept
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

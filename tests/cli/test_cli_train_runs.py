@@ -49,7 +49,7 @@ def test_frozen_layers_in_bf16_over_a_real_server(
     received = {}
     for kind in ("fp32", "bf16"):
         report = tmp_path / f"{kind}.json"
-        flags = ["--split", "4", "--frozen-precision", kind, "--report", str(report)]
+        flags = ["--split", "4", "--frozen-precision", kind, "--report", str(report), "--cache", "off"]
         assert command.main(["--server", running.url, *FAST, *flags]) == 0
         received[kind] = report_of(report)["epochs"][0]["bytes_received"]
         out = " ".join(capsys.readouterr().out.split())

@@ -30,7 +30,7 @@ def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: 
     cache, checkpoint = tmp_path / "cache", tmp_path / "training.pt"
     with server(store) as running:
         train(*COMMON, "--server", running.url, "--cache", "off", "--report", str(plain))
-        shared = (*COMMON, "--server", running.url, "--cache-dir", str(cache))
+        shared = (*COMMON, "--server", running.url, "--cache", "auto", "--cache-dir", str(cache))
         kept = ("--checkpoint", str(checkpoint), "--checkpoint-every", "1")
         jobs = [
             start_train(*shared, *kept, "--epochs", "300"),

@@ -30,7 +30,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sharing(store: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     with server(
-        store, "--cos-batch", "16", "--device", "cpu", "--cache-dir", str(tmp_path / "kept")
+        store,
+        "--cos-batch",
+        "16",
+        "--device",
+        "cpu",
+        "--share-memory",
+        "64MiB",
+        "--cache-dir",
+        str(tmp_path / "kept"),
     ) as running:
         yield running
 
