@@ -285,8 +285,8 @@ class Pipeline:
         self._share.publish(pending, features, part.labels[rows], fitted)
         others = part.others.pop(pending, None)
         if others is not None:
-            rest = whole[len(rows) : len(rows) + len(others.ids)]
-            self._share.publish(others, rest, self._feeding.labels_of(others.ids), fitted)
+            unasked = whole[len(rows) : len(rows) + len(others.ids)]
+            self._share.publish(others, unasked, self._feeding.labels_of(others.ids), fitted)
         if part.rows is None and len(rows) == part.high - part.low:
             part.rows = features  # in their order
         else:
