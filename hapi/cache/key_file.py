@@ -23,7 +23,7 @@ class KeyFile:
     dataset: str
     """Name that the dataset had when the first features were kept, for people."""
     made_with: tuple[str, ...] = ()
-    """What computed the features: devices and smallest batches, a line each."""
+    """Devices and smallest batches that the features were computed with, a line each."""
 
 
 def read_key_file(folder: Path) -> KeyFile | None:

@@ -149,11 +149,11 @@ class Prices:
     """Prices in any one currency; all 0 where money does not count."""
 
     egress: float = 0.0
-    """Of a GB (10^9 bytes) from the server to the trainer."""
+    """Price of a GB (10^9 bytes) from the server to the trainer."""
     server: float = 0.0
-    """Of an hour of the whole server at work; it serves other jobs in its idle time."""
+    """Price of an hour of the whole server at work; it serves other jobs in its idle time."""
     trainer: float = 0.0
-    """Of an hour of the trainer's machine, at work or waiting."""
+    """Price of an hour of the trainer's machine, at work or waiting."""
 
     def of(self, received_bytes: float, server_seconds: float, seconds: float) -> float:
         """Return the money for bytes that crossed, the server's work and the job's duration."""

@@ -162,7 +162,7 @@ class Answer:
         self._complete = True
 
     def _chunk(self, part: Buffer) -> Sequence[Buffer]:
-        """What goes into the socket for ``part``."""
+        """Buffers that go into the socket for ``part``."""
         if not self._chunked:
             return (part,)
         head = b"%x\r\n" % len(part)

@@ -1,4 +1,4 @@
-"""What a server shares between requests: the table of features under way and recent, and the operator's cache."""
+"""Features that requests of a server share: the table of those under way and recent, and the operator's cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Sharing(Closing):
             if not (request.time_layers or small) and (self.table.max_bytes or self.caches is not None):
                 key = feature_key(request, sizes, self._code, tf32=self._tf32)
                 digest = key.digest
-                if self.caches is not None and not _draws_anew(request):
+                # Files of others may be edited without another version, and a hit would not read them.
+                packed = dataset.manifest.in_place is None
+                if self.caches is not None and packed and not _draws_anew(request):
                     cache = resources.enter_context(self.caches.of(key, dataset.count, dataset.label_form))
                     keep = self._keep(self.caches, key, dataset)
             share = RequestShare(

@@ -11,6 +11,7 @@ from support.http_tools import EXTRACT, TENSORS, Known, exchange
 from support.sharing_tools import Extracted, extracted, parsed, sharing_service
 
 from hapi.cache.features import FeatureCache
+from hapi.data.manifest import InPlace
 from hapi.errors import UsageError
 from hapi.server.service import Service
 from hapi.server.sharing.caches import FeatureCaches
@@ -34,6 +35,19 @@ def filled(folder: Path, known: Known, cache: Path) -> Extracted:
         found = extracted(first, known, IDS)
         assert first.sharing.counts.all()["computed"] == 32
     return found
+
+
+def test_features_of_files_of_others_are_not_kept(folder: Path, known: Known, tmp_path: Path) -> None:
+    """They may be edited without another version, and a hit would not read them."""
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
+        (listed,) = service.document("/v1/datasets")["datasets"][:1]
+        dataset = service._datasets.current(listed["name"])
+        place = InPlace(format="webdataset", folder=dataset.manifest.key_of("s").removesuffix("/s"))
+        object.__setattr__(dataset.manifest, "in_place", place)
+        for _ in range(2):
+            extracted(service, known, IDS)
+            settled(service)
+        assert service.sharing.counts.all()["computed"] == 64 and not segments(tmp_path)
 
 
 def test_a_later_server_computes_nothing_and_loads_no_layers(
