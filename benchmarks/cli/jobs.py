@@ -83,12 +83,12 @@ def _outcome(records: list[dict[str, Any]], counts: tuple[int, ...], prices: Any
 
 def _models(names: Any) -> tuple[str, ...]:
     """``names``, checked before anything is started."""
-    from benchmarks.epochs.settings import MODELS, REAL_JOB
+    from benchmarks.epochs.settings import MODELS, REAL_JOBS
 
     for name in names:
         if name not in MODELS:
             raise UsageError(f"--model {name}: the plain script has {', '.join(MODELS)}")
-    known_models([name for name in names if name != REAL_JOB])
+    known_models([name for name in names if name not in REAL_JOBS])
     return tuple(dict.fromkeys(names))
 
 
@@ -97,7 +97,7 @@ BENCHMARKS = (
         name="epochs",
         help="whole jobs by Hapi, by recomputing, by streaming and by a plain script (root; goes on where it was)",
         options=(
-            repeated("--model", "of resnet50, resnet18, transformer, solar; may be repeated (default all)",
+            repeated("--model", "of resnet50, resnet18, transformer, solar, solar-head; may be repeated (default all)",
                 metavar="NAME"),
             bandwidths("may be repeated (default 10Mbps, 40Mbps, 160Mbps)"),
             repeated("--epochs", "of a job; may be repeated (default 1, 2, 10, 30)", count(1, 10_000)),
@@ -105,9 +105,9 @@ BENCHMARKS = (
             number("--measured", count(2, 10_000), "epochs that are run; the seconds of later ones are computed", "4"),
             switch("--full", "run all epochs of all jobs"),
             number("--repeats", count(1, 1000), "of each run; medians count", "1"),
-            samples("1024", "images of a job that is not solar"),
+            samples("1024", "images of a job that is not of solar cells"),
             image_size(),
-            number("--real-samples", count(64, 1 << 20), "images of the solar job (default all 1,668)"),
+            number("--real-samples", count(64, 1 << 20), "images of a solar job (default all 1,668)"),
             batch("64"),
             number("--egress", _PRICE, "price of a GB over the link", "0.09", "PRICE"),
             number("--server-price", _PRICE, "of an hour of a processor beside the store", "0.5", "PRICE"),

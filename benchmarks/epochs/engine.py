@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.epochs.first_epochs import SAMPLES_ONLY
 from benchmarks.epochs.jobs import Job, make_job, why_no_real_job
-from benchmarks.epochs.settings import REAL_JOB, EpochsCell, EpochsSettings, Way, way_of
+from benchmarks.epochs.settings import REAL_JOBS, EpochsCell, EpochsSettings, Way, way_of
 from benchmarks.testbed.bed import Bed, Side, stop_all
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.processes import drop_pages
@@ -61,9 +61,10 @@ def measure(bed: Bed, settings: EpochsSettings, results: Results, tell: Tell) ->
         UsageError: the bed or the data cannot be made.
         TransportError: a program failed; the last line of its log is the message.
     """
-    reason = why_no_real_job() if REAL_JOB in settings.models else None
+    real = [name for name in settings.models if name in REAL_JOBS]
+    reason = why_no_real_job() if real else None
     if reason is not None:
-        tell(f"{REAL_JOB} is left out: {reason}")
+        tell(f"{', '.join(real)} left out: {reason}")
     todo = [run for run in all_runs(settings) if not run.done(results) and not (reason and run.real)]
     tell(f"{len(all_runs(settings))} runs, {len(todo)} to measure")
     if not todo:
@@ -99,7 +100,7 @@ class Run:
     @property
     def real(self) -> bool:
         """Return whether it is one of the real job."""
-        return self.cell.model == REAL_JOB
+        return self.cell.model in REAL_JOBS
 
     @property
     def text(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.epochs.settings import REAL_JOB, EpochsSettings
+from benchmarks.epochs.settings import REAL_JOBS, EpochsSettings
 from benchmarks.testbed.photos import write_crops
 from hapi.data.epoch_order import epoch_sequence
 from hapi.data.mount import open_dataset
@@ -74,7 +74,7 @@ def make_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
     Raises:
         UsageError: its packages or data are missing.
     """
-    return _solar_job(folder, settings) if model == REAL_JOB else _photo_job(model, folder, settings)
+    return (_solar_job if model in REAL_JOBS else _photo_job)(model, folder, settings)
 
 
 def _photo_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
@@ -109,10 +109,10 @@ def _photo_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
     )  # fmt: skip
 
 
-def _solar_job(folder: Path, settings: EpochsSettings) -> Job:
+def _solar_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
     reason = why_no_real_job()
     if reason is not None:
-        raise UsageError(f"{REAL_JOB}: {reason}")
+        raise UsageError(f"{model}: {reason}")
     store, side = folder / "solar", _SOLAR_SIDE
     if str(SOLAR) not in sys.path:  # of the network's factory; processes of both tiers inherit it
         sys.path.append(str(SOLAR))
@@ -129,19 +129,21 @@ def _solar_job(folder: Path, settings: EpochsSettings) -> Job:
         push(open_store(str(store)), "lite0", build(spec, allow_import=True), spec)
     count = _write_images(f"{store}/solar", folder / "solar-images")
     return Job(
-        model=REAL_JOB,
+        model=model,
         store=store,
         images=folder / "solar-images",
         flags=(
             "--dataset=solar", "--model=store:lite0", f"--allow-model={_SOLAR_FACTORY}",
-            "--freeze=_blocks.14.add", *_flags(settings),
+            f"--freeze={REAL_JOBS[model]}", *_flags(settings),
         ),
         server_flags=("--allow-model", _SOLAR_FACTORY),
         plain={
-            "model": "lite0", "weights": str(weights), "classes": 2, "side": side, "resize": side,
+            "model": "lite0", "freeze": REAL_JOBS[model], "weights": str(weights), "classes": 2, "side": side,
+            "resize": side,
             **_plain(settings, count),
         },
-        describe=f"EfficientNet-Lite0 pre-trained, {count} photographs of solar cells, {side} px",
+        describe=f"EfficientNet-Lite0 pre-trained, frozen to {REAL_JOBS[model]}, {count} photographs of solar cells, "
+        f"{side} px",
     )  # fmt: skip
 
 

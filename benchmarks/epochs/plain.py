@@ -92,16 +92,18 @@ def vit(job: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
 
 
 def lite0(job: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """(frozen, trained) layers of EfficientNet-Lite0: stem and blocks 0 to 14 are frozen; the head is new."""
+    """(frozen, trained) layers of EfficientNet-Lite0: all but the last block and the head, or all but the head, which
+    is new."""
     package = importlib.import_module("efficientnet_lite_pytorch")
     net = package.EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0, batch_norm_momentum=0.9)
     net.load_state_dict(torch.load(job["weights"], weights_only=True))
     torch.manual_seed(job["seed"])
     head = nn.Linear(1280, job["classes"])
-    frozen = nn.Sequential(net._conv_stem, net._bn0, net._swish, *net._blocks[:15])
-    return frozen, nn.Sequential(
-        *net._blocks[15:], net._conv_head, net._bn1, net._swish, net._avg_pooling, nn.Flatten(), net._dropout, head
-    )  # fmt: skip
+    stem = [net._conv_stem, net._bn0, net._swish, *net._blocks[:15]]
+    last = [*net._blocks[15:], net._conv_head, net._bn1, net._swish, net._avg_pooling, nn.Flatten()]
+    if job["freeze"] == "_bn1":
+        return nn.Sequential(*stem, *last), nn.Sequential(net._dropout, head)
+    return nn.Sequential(*stem), nn.Sequential(*last, net._dropout, head)
 
 
 def network(job: dict[str, Any]) -> tuple[nn.Module, nn.Module]:

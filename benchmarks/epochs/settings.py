@@ -9,7 +9,9 @@ from hapi.errors import UsageError
 
 REAL_JOB = "solar"
 """EfficientNet-Lite0 with its weights, on photographs of solar cells."""
-MODELS = ("resnet50", "resnet18", "transformer", REAL_JOB)
+REAL_JOBS = {REAL_JOB: "_blocks.14.add", "solar-head": "_bn1"}
+"""Last frozen layer of each such job: the last block and the head are trained, or the head alone."""
+MODELS = ("resnet50", "resnet18", "transformer", *REAL_JOBS)
 """Models that the plain script has by hand, too."""
 
 

@@ -150,7 +150,8 @@ class PlanningSettings:
         high=1 << 20,
     )
     profile_batches: int | None = setting(
-        "batches that are profiled at a late split, and as many at the smallest (default: half the epoch each)",
+        "batches that are profiled at a late split, and as many at the smallest (default: half the epoch each; with "
+        "auto at most that, as few as show enough)",
         default=None,
         low=1,
         high=1 << 20,

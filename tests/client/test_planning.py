@@ -21,7 +21,8 @@ from support.planning_tools import (
     truth,
 )
 
-from hapi.client.planning.controller import ORACLE_BATCHES
+from hapi.client.planning.controller import SplitController
+from hapi.client.planning.profile_phase import ORACLE_BATCHES
 from hapi.errors import ConfigError
 from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
@@ -179,6 +180,68 @@ def test_a_number_of_batches_is_profiled_at_each_split(ahead: int) -> None:
     decided_at = 4 + ahead  # what had opened before the decision stays as it was
     assert splits == [4, 4, 0, 0, *[4] * ahead, *[BEST] * (10 - decided_at)]
     assert planning.changes[0].batch == decided_at, "the first batch that is extracted at the new split"
+
+
+class _Clock:
+    """A clock that stands until a batch has taken its time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("hapi.client.planning.controller.time.monotonic", lambda: self.now)
+
+    def epoch_of(
+        self, world: World, seconds: float, *, batches: int, ahead: int, **options: Any
+    ) -> tuple[list[int], SplitController]:
+        """The splits of an epoch's batches, each of which takes ``seconds``, and the planning after it."""
+        planning = planning_in(world, **options)
+
+        def wait(batch: int) -> None:
+            self.now += seconds
+
+        return run_epoch(planning, world, batches=batches, ahead=ahead, before=wait), planning
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ahead", "late", "early", "undecided"),
+    [(2.0, 0, 4, 4, 0), (2.0, 1, 4, 4, 0), (2.0, 4, 6, 6, 1), (0.25, 0, 5, 5, 0), (0.25, 4, 6, 6, 3)],
+)
+def test_auto_leaves_a_split_that_has_shown_enough(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, ahead: int, late: int, early: int, undecided: int
+) -> None:
+    world = World(truth())
+    splits, planning = _Clock(monkeypatch).epoch_of(world, seconds, batches=40, ahead=ahead)
+    profiled = [FREEZE] * late + [0] * early + [FREEZE] * undecided
+    assert splits == profiled + [BEST] * (40 - len(profiled))
+    assert planning.changes[0].batch == len(profiled)
+    knows_the_truth(planning, world)
+
+
+@pytest.mark.parametrize(("request_size", "most"), [(5, 3), (4, 3), (10, 5), (128, 5), (1, 2)])
+def test_few_batches_open_ahead_of_a_profile_that_ends_early(request_size: int, most: int) -> None:
+    """As many as four requests are for, and the one that is trained."""
+    job = replace(JOB, request_size=request_size, in_flight=4)
+    world = World(truth())
+    planning = planning_in(world, job=job)
+    planning.begin_pass(0, 10)
+    assert [planning.may_open(live) for live in range(7)] == [live < most for live in range(7)]
+    run_epoch(planning, world)
+    assert planning.may_open(1000)
+    by_the_paper = planning_in(world, "hapi", job)
+    by_the_paper.begin_pass(0, 10)
+    assert by_the_paper.may_open(1000)
+
+
+def test_batches_of_milliseconds_are_profiled_for_half_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, _ = _Clock(monkeypatch).epoch_of(World(truth()), 0.01, batches=40, ahead=4)
+    assert splits == [FREEZE] * 20 + [0] * 20
+
+
+@pytest.mark.parametrize("options", [{"strategy": "hapi"}, {"profile_batches": 20}])
+def test_the_papers_algorithm_and_a_given_number_profile_as_many_as_they_say(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    splits, _ = _Clock(monkeypatch).epoch_of(World(truth()), 2.0, batches=40, ahead=4, **options)
+    assert splits == [FREEZE] * 20 + [0] * 20
 
 
 def test_an_epoch_of_one_batch_takes_two_epochs_to_profile() -> None:

@@ -195,6 +195,7 @@ class Passes:
             pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
             movable=splits.movable,
+            may_open=splits.may_open,
             codecs=self.codecs,
         )
 

@@ -146,6 +146,7 @@ class Prefetcher:
         pacing: RequestPacer | None = None,
         check: bool = True,
         movable: Callable[[int], bool] = lambda split: False,
+        may_open: Callable[[int], bool] = lambda live: True,
         codecs: WireCodecs | None = None,
     ) -> None:
         """Begin to receive.
@@ -167,9 +168,10 @@ class Prefetcher:
             pacing: sends no more requests than the link needs; None for as many as allowed.
             check: as in :class:`Receiver`.
             movable: whether what servers have no memory for at a split may be asked for at an earlier one.
+            may_open: whether a batch may open beside so many others that are here or under way.
             codecs: knows which servers encode.
         """
-        self._job_of = job_of
+        self._job_of, self._open_allowed = job_of, may_open
         self._servers = servers
         self._batches = batches
         self._request_size = request_size
@@ -314,7 +316,10 @@ class Prefetcher:
     def _may_open(self) -> bool:
         if len(self._live) < 2:
             return True
-        if self._next_held is not None and self._next_held.all() and len(self._live) >= READ_AHEAD:
+        if self._next_held is not None and self._next_held.all():
+            if len(self._live) >= READ_AHEAD:
+                return False
+        elif not self._open_allowed(len(self._live)):
             return False
         return sum(b.nbytes for b in self._live.values()) + self._coming_bytes() <= self._budget
 

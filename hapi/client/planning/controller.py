@@ -4,8 +4,8 @@ States of a planned run::
 
     profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the
                             freeze for the first half of epoch 0 and the smallest split that fits for the second;
-                            ``auto`` takes for the first half the split from the freeze on that sends least;
-                            the oracle takes every split. Then the strategy decides.
+                            ``auto`` begins with the split from the freeze on that sends least, and leaves both as
+                            soon as they showed enough; the oracle takes every split. Then the strategy decides.
     decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the
                             new split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
@@ -31,7 +31,7 @@ from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits, plan_document
-from hapi.client.planning.profile_phase import Profiling
+from hapi.client.planning.profile_phase import Profiling, schedule
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, first_that_fits, late_split, received_ahead
 from hapi.client.settings import ORACLE
@@ -41,9 +41,6 @@ from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.strategies import Plan, plan
-
-ORACLE_BATCHES = 3
-"""Batches that the oracle runs at each split; the first shows what the pipeline held of the split before."""
 
 
 class SplitController:
@@ -131,6 +128,11 @@ class SplitController:
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
             return self._split, False
 
+    def may_open(self, live: int) -> bool:
+        """Return whether a batch may open beside ``live`` others: a profile that ends early has few ahead of it."""
+        in_flight = -(-self.job.in_flight // -(-self.job.bs // self.job.request_size))
+        return live <= in_flight or not self._profiling.ends_early
+
     # -- told by the training loop -----------------------------------------------------------------------
 
     @property
@@ -150,7 +152,11 @@ class SplitController:
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
         if due and not self._profiling.left:
             with self._lock:
-                self._profiling.begin(self._parts(batches))
+                parts = schedule(
+                    self.strategy, self._late, self._range.splits, batches, self._profile_batches
+                )
+                early = self.strategy == "auto" and self._profile_batches is None
+                self._profiling.begin(parts, may_end_early=early)
         if self._watch is not None:
             self._watch.restart()
         if self.profile is not None and not self.profiling and self._choose_reuse(epoch) and self.reuse:
@@ -179,15 +185,6 @@ class SplitController:
         """Schedule batches again that had opened when a pass was left in its middle."""
         with self._lock:
             self._profiling.reopen()
-
-    def _parts(self, batches: int) -> list[tuple[int, int]]:
-        """(split, batches) that are profiled in a pass of ``batches``."""
-        limit = self._profile_batches
-        first = max(1, batches // 2) if limit is None else limit
-        second = max(1, batches - first) if limit is None else limit
-        if self.strategy == ORACLE:
-            return [(split, ORACLE_BATCHES) for split in self._range.splits]
-        return [(self._late, first), (self._range.min_split, second)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
         """Note that a batch was trained, and plan again if its stages have left the estimate.

@@ -11,6 +11,7 @@ from hapi.client.loading.link_stats import Forward
 from hapi.client.planning.counts import ClientCounts, Kind, Snapshot, SplitCounts, Work, merged
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.observe import observed_between
+from hapi.client.settings import ORACLE
 from hapi.profiler.fit import Arrivals, Observed, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Profile
 
@@ -18,8 +19,14 @@ FEW_PAGES, SIMILAR = 16, 1.25
 """A batch took new memory when it touched more new pages than this many and so many times the fewest a sample."""
 OUTLIER_FACTOR = 2.0
 """Times the middle one's seconds a sample, from which on a batch or request was held up and does not count."""
+ORACLE_BATCHES = 3
+"""Batches that the oracle runs at each split; the first shows what the pipeline held of the split before."""
 TIMED = (1, 3, 5)
 """Batches at a split whose layers are timed: several, since some may take new memory."""
+ENOUGH_SECONDS = 1.0
+"""Work that a split needs in a profile that ends early, beside its first batch: far more than timers err by."""
+ENOUGH_OPEN, ENOUGH_DONE = 4, 3
+"""Batches that it must have opened, and done at the last split: one to warm up, a timed one and a usual one."""
 
 
 class Profiling:
@@ -46,6 +53,9 @@ class Profiling:
         self._forwards: dict[int, list[Forward]] = {}
         """Costs of the servers' forward passes for each request."""
         self._intervals: dict[int, list[float]] = {}
+        self._may_end_early = False
+        self._scheduled_intervals: dict[int, list[float]] = {}
+        """Seconds between batches by the split of the schedule, which may be out of reach meanwhile."""
         self._rates: list[tuple[int, float]] = []
 
     @property
@@ -54,15 +64,26 @@ class Profiling:
         return bool(self._schedule)
 
     @property
+    def ends_early(self) -> bool:
+        """True while batches are open or to come of a profile that may end before them."""
+        return self._may_end_early and (self.left or self.under_way)
+
+    @property
     def under_way(self) -> bool:
         """True when batches have opened and are not done."""
         return bool(self._under_way)
 
-    def begin(self, parts: Sequence[tuple[int, int]]) -> None:
+    def begin(self, parts: Sequence[tuple[int, int]], *, may_end_early: bool = False) -> None:
         """Profile anew: (split, batches) of each part, in order.
 
         The first batch at a split warms up, some are timed layer by layer, the others run as usual.
+
+        Args:
+            parts: the splits, each with the most batches that it gets.
+            may_end_early: leave a split as soon as its batches are :data:`ENOUGH_SECONDS` of work.
         """
+        self._may_end_early = may_end_early
+        self._scheduled_intervals.clear()
         self._schedule = [(split, i in _timed(count)) for split, count in parts for i in range(count)]
         self._before = self._meter.snapshot()
         self._so_far = self._before
@@ -91,6 +112,7 @@ class Profiling:
         self._rates += rates
         self._take_forwards()
         self._intervals.setdefault(split, []).append(seconds)
+        self._scheduled_intervals.setdefault(self._under_way[0][0], []).append(seconds)
         before, self._so_far = self._so_far.get(split, SplitCounts()), self._meter.snapshot()
         if split not in self._begun:
             self._begun[split] = self._so_far
@@ -103,8 +125,24 @@ class Profiling:
             self._forwards.setdefault(forward.split, []).append(forward)
 
     def done(self) -> None:
-        """Note that the batch of the last :meth:`note` is over."""
-        self._under_way.pop(0)
+        """Note that the batch of the last :meth:`note` is over; profiling may end with it."""
+        split, _ = self._under_way.pop(0)
+        if self._may_end_early:
+            self._end_early(split)
+
+    def _end_early(self, split: int) -> None:
+        """Open no more batches at ``split`` when there are enough; at the last one wait for none beyond those."""
+        intervals = self._scheduled_intervals[split]
+        after_first = intervals[1:]
+        if not after_first:
+            return
+        worked = sum(after_first)
+        ahead = sum(1 for opened, _ in self._under_way if opened == split)
+        expected = worked + ahead * worked / len(after_first)
+        if len(intervals) + ahead >= ENOUGH_OPEN and expected >= ENOUGH_SECONDS:
+            self._schedule = [batch for batch in self._schedule if batch[0] != split]
+        if not self._schedule and len(intervals) >= ENOUGH_DONE and worked >= ENOUGH_SECONDS:
+            self._under_way.clear()
 
     def seconds(self) -> dict[int, float]:
         """The fastest batch at each split that came after its first, when the pipeline held nothing of another."""
@@ -129,6 +167,25 @@ class Profiling:
         batches = {split: o.batches for split, o in sorted(observed.items())}
         notes = (f"measured on real requests; batches by split: {batches}",)
         return profile_of(self._sizes, observed, link, notes)
+
+
+def schedule(
+    strategy: str, late: int, splits: range, batches: int, limit: int | None
+) -> list[tuple[int, int]]:
+    """Return (split, batches) of each part of a profile.
+
+    Args:
+        strategy: the oracle runs all splits.
+        late: the split that others begin with.
+        splits: those that may be taken; others end with the smallest.
+        batches: of the pass that is profiled.
+        limit: batches at each split; None for half the pass.
+    """
+    if strategy == ORACLE:
+        return [(split, ORACLE_BATCHES) for split in splits]
+    first = max(1, batches // 2) if limit is None else limit
+    second = max(1, batches - first) if limit is None else limit
+    return [(late, first), (splits.start, second)]
 
 
 def _timed(count: int) -> Sequence[int]:

@@ -33,6 +33,9 @@ class Splits(Protocol):
     def open(self, number: int) -> ExtractionJob:
         """Return the job of batch ``number``, which opens; from any thread."""
 
+    def may_open(self, live: int) -> bool:
+        """Return whether another batch may open beside ``live`` others; from any thread."""
+
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Note that batch ``number`` was handed out and worked on.
 
@@ -72,6 +75,10 @@ class Fixed:
     def open(self, number: int) -> ExtractionJob:
         """Return the only job."""
         return self.job_context.job(self.split, validation=self.validation)
+
+    def may_open(self, live: int) -> bool:
+        """Return True."""
+        return True
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Do nothing."""
@@ -130,6 +137,10 @@ class Planned:
         """Return the job at the controller's split."""
         split, time_layers = self.planning.open(self.epoch, number)
         return replace(self.job_context.job(split), time_layers=time_layers)
+
+    def may_open(self, live: int) -> bool:
+        """Ask the controller, which opens few ahead while it is undecided."""
+        return self.planning.may_open(live)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Tell the controller about the batch."""
