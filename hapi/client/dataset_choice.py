@@ -11,14 +11,12 @@ from hapi.arrays import IntArray
 from hapi.client.settings import DataSettings
 from hapi.client.soundness import check_count
 from hapi.client.transport.server_pool import ServerPool
-from hapi.data.epoch_order import epoch_sequence
-from hapi.errors import BadRequestError, UsageError
+from hapi.data.epoch_order import HOLDOUT_EPOCH, epoch_sequence
+from hapi.errors import BadRequestError, ConflictError, NotFoundError, UsageError
 from hapi.wire import messages
+from hapi.wire.held_out import HeldOut, HeldOutCounts
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import TransformSpec, check_name, given_name
-
-HOLDOUT_EPOCH = (1 << 62) - 1
-"""The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
 
 
 def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
@@ -97,3 +95,33 @@ def hold_out(
         )
     order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
     return np.sort(order[count:]), np.sort(order[:count]), None
+
+
+def training_counts(
+    settings: DataSettings, servers: ServerPool, description: DatasetDescription, held_out: int
+) -> tuple[int, ...] | None:
+    """Return how many training samples each class has; None when the server does not tell, or labels are numbers.
+
+    Args:
+        settings: their seed picks the held-out samples.
+        servers: asked for the classes of the held-out samples.
+        description: the dataset.
+        held_out: samples of it that :func:`hold_out` holds out.
+
+    Raises:
+        ConflictError: the dataset was replaced since it was described.
+    """
+    if not description.label_counts or not held_out:
+        return description.label_counts or None
+    name, whole = description.reference.name, description.label_counts
+    try:
+        answer = servers.call("GET", HeldOut(name=name, seed=settings.seed, count=held_out).path)
+    except NotFoundError:  # a server of an earlier version
+        return None
+    found = HeldOutCounts.from_json(answer)
+    if found.version != description.reference.version:
+        raise ConflictError(f"dataset {name!r} was replaced while this training began; start it again")
+    held = found.label_counts
+    if len(held) != len(whole) or any(part > of_class for part, of_class in zip(held, whole, strict=True)):
+        raise BadRequestError(f"dataset {name!r}: the server's held-out samples do not fit its classes")
+    return tuple(of_class - part for part, of_class in zip(held, whole, strict=True))

@@ -99,7 +99,18 @@ class Dataset:
     @cached_property
     def label_counts(self) -> tuple[int, ...]:
         """Samples of each class; with several labels for a sample, those that have it; none of a regression."""
-        labels, form = self.index.label, self.label_form
+        return self.label_counts_of(None)
+
+    def label_counts_of(self, ids: npt.ArrayLike | None) -> tuple[int, ...]:
+        """Return :attr:`label_counts` of some samples.
+
+        Args:
+            ids: samples of the dataset; None for all.
+
+        Raises:
+            NotFoundError: an id is out of range.
+        """
+        labels, form = self.index.label if ids is None else self.labels(ids), self.label_form
         if form.kind == "regression":
             return ()
         if form.kind == "single":

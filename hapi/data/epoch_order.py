@@ -31,6 +31,9 @@ from hapi.wire.sequences import ChunkWindows
 MAX_GROUP = (1 << 31) - 1
 """Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
 
+HOLDOUT_EPOCH = (1 << 62) - 1
+"""The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
+
 _KEPT = 64
 """Answers of :func:`revisited_groups` that are remembered."""
 

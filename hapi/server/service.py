@@ -13,6 +13,7 @@ from typing import Any
 
 from hapi import __version__
 from hapi.cache.code_version import code_version
+from hapi.data.epoch_order import HOLDOUT_EPOCH
 from hapi.data.listing import list_datasets
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.shard_marks import changed_shards
@@ -38,7 +39,7 @@ from hapi.server.sharing.sharing import make_sharing
 from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
-from hapi.wire import messages
+from hapi.wire import held_out, messages
 from hapi.wire.frames import WIRE_VERSION
 from hapi.wire.references import check_name
 from hapi.wire.sequences import SequenceRange
@@ -132,6 +133,8 @@ class Service:
             return self._describe_dataset(check_name(parts[2], "dataset")).to_json()
         if len(parts) == 4 and parts[:2] == ["v1", "datasets"] and parts[3] == messages.CHANGED:
             return self._changed_shards(check_name(parts[2], "dataset"))
+        if len(parts) == 6 and parts[:2] == ["v1", "datasets"] and parts[3] == held_out.PART:
+            return self._held_out(held_out.HeldOut.from_path(parts[2], *parts[4:])).to_json()
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
             return open_model(self.store, check_name(parts[2], "model")).to_json()
         raise NotFoundError(f"no such path: {path[:200]!r}")
@@ -161,6 +164,14 @@ class Service:
         dataset = self._datasets.current(name)
         changed = changed_shards(self.store, dataset.manifest, dataset.shards)
         return {"version": dataset.version, "changed": changed}
+
+    def _held_out(self, wanted: held_out.HeldOut) -> held_out.HeldOutCounts:
+        dataset = self._datasets.current(wanted.name)
+        places = SequenceRange(
+            seed=wanted.seed, epoch=HOLDOUT_EPOCH, group=0, window=0, start=0, stop=wanted.count
+        )
+        ids = self._orders.find(dataset, places)
+        return held_out.HeldOutCounts(version=dataset.version, label_counts=dataset.label_counts_of(ids))
 
     # -- streams -----------------------------------------------------------------------------------------
 

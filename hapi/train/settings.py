@@ -35,7 +35,8 @@ class ObjectiveSettings:
     )
     class_weights: str = setting(
         "none, balanced (samples / (classes x samples of the class), as scikit-learn has it, counted over the "
-        "dataset; with several labels per sample: negative per positive ones), or a JSON file of a number by class",
+        "training samples; with several labels per sample: negative per positive ones), or a JSON file of a number by "
+        "class",
         default="none",
     )
     feature_mixup: float | None = setting(

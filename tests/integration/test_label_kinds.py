@@ -20,6 +20,7 @@ from torch import nn
 from hapi.api.model_files import load_model
 from hapi.cli.main import main
 from hapi.data.dataset import find_dataset
+from hapi.data.epoch_order import HOLDOUT_EPOCH, epoch_sequence
 from hapi.data.mount import open_dataset
 from hapi.errors import DataError
 from hapi.ingest.pack import pack
@@ -42,6 +43,12 @@ def labels_of(kind: LabelKind) -> np.ndarray:
 def balance(labels: np.ndarray) -> torch.Tensor:
     count = labels.sum(0)
     return torch.tensor((len(labels) - count) / count, dtype=torch.float32)
+
+
+def training_labels(kind: LabelKind, held_out: float) -> np.ndarray:
+    """Without the share that a training holds out."""
+    order = epoch_sequence(0, HOLDOUT_EPOCH, COUNT)
+    return labels_of(kind)[order[round(COUNT * held_out) :]]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +120,7 @@ def test_the_cache_keeps_them(service: Service, kind: LabelKind, features: bool,
         ("multi", nn.BCEWithLogitsLoss(), {}),
         (
             "multi",
-            nn.BCEWithLogitsLoss(pos_weight=balance(labels_of("multi"))),
+            nn.BCEWithLogitsLoss(pos_weight=balance(training_labels("multi", 0.25))),
             {"class_weights": "balanced"},
         ),
         ("regression", nn.MSELoss(), {}),

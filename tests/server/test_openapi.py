@@ -73,8 +73,14 @@ def test_paths_without_a_token_are_those_that_tell_nothing(folder: Path) -> None
     with served(folder, token="sixteen letters!") as guarded:
         for path, methods in DOCUMENT["paths"].items():
             for method, operation in methods.items():
-                answer = exchange(guarded.port, method.upper(), path.replace("{name}", "digits"))
+                answer = exchange(guarded.port, method.upper(), filled(path))
                 assert (answer.status == 401) == ("security" not in operation), (method, path)
+
+
+def filled(path: str) -> str:
+    """The path of a real request."""
+    name = "pushed" if "models" in path else "digits"
+    return path.format(name=name, seed=0, count=3)
 
 
 def content_of(path: str) -> Any:
@@ -98,8 +104,7 @@ def closed(schema: Any) -> Any:
 
 @pytest.mark.parametrize("path", [p for p, m in DOCUMENT["paths"].items() if "get" in m])
 def test_answers_have_all_told_fields_and_no_other(application: ServedApplication, path: str) -> None:
-    name = "pushed" if "models" in path else "digits"
-    answer = exchange(application.port, "GET", path.replace("{name}", name))
+    answer = exchange(application.port, "GET", filled(path))
     assert answer.status == 200
     ((media_type, content),) = DOCUMENT["paths"][path]["get"]["responses"]["200"]["content"].items()
     assert answer.headers["Content-Type"].split(";")[0] == media_type

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from support.harness import losses
 from support.local_job import Interrupting, Silent, open_session, settings_of, trainer_of
 from torch import nn
 
 from hapi.client.transport.http import Handler
 from hapi.config.settings import load
-from hapi.errors import ConflictError, UsageError
+from hapi.errors import ConflictError, NotFoundError, UsageError
 from hapi.train.objective.checks import check_objective
+from hapi.train.objective.criterion import make_criterion
 from hapi.train.objective.validation import DETAILS
 from hapi.train.outputs.best import BestEpoch, rank
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.gradient_step import step_seed
+from hapi.wire.held_out import PART
 
 WITH = {"label_smoothing": 0.1, "feature_mixup": 0.4}
 
@@ -178,6 +182,43 @@ def test_names_that_there_are_not() -> None:
 def test_a_loss_of_other_labels_is_refused(remembered: Handler) -> None:
     with pytest.raises(UsageError, match=r"^--loss mse: the dataset has one class"):
         train(remembered, loss="mse")
+
+
+@pytest.mark.parametrize(("share", "held"), [(0.2, 9), (0.5, 23), (0.7, 32)])
+def test_balanced_weights_count_training_samples_alone(remembered: Handler, share: float, held: int) -> None:
+    job = {"class_weights": "balanced", "validation": share}
+    with open_session(remembered, **job) as session:
+        labels = session.job_context.training_ids % 4
+        found = make_criterion(settings_of(**job), session).loss.weights
+    assert len(labels) == 46 - held and found is not None
+    expected = compute_class_weight("balanced", classes=np.arange(4), y=labels)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_server_that_does_not_count_held_out_samples_is_told(remembered: Handler) -> None:
+    def earlier(method: str, path: str, body: bytes) -> Any:
+        if f"/{PART}/" in path:
+            return 404, {}, iter([json.dumps(NotFoundError("no such path").to_problem()).encode()])
+        return remembered(method, path, body)
+
+    with open_session(earlier, validation=0.2) as session:
+        with pytest.raises(UsageError, match=r"^--class-weights balanced: the server does not tell how many"):
+            make_criterion(settings_of(class_weights="balanced"), session)
+        assert make_criterion(settings_of(), session).loss.weights is None
+
+
+def test_balanced_weights_of_a_dataset_that_was_replaced(remembered: Handler) -> None:
+    def replaced(method: str, path: str, body: bytes) -> Any:
+        if f"/{PART}/" in path:
+            answer = {"version": "a" * 32, "label_counts": [2, 2, 2, 3]}
+            return 200, {}, iter([json.dumps(answer).encode()])
+        return remembered(method, path, body)
+
+    with (
+        open_session(replaced, validation=0.2) as session,
+        pytest.raises(ConflictError, match="was replaced"),
+    ):
+        make_criterion(settings_of(class_weights="balanced"), session)
 
 
 def test_balanced_weights_come_from_the_servers_counts(remembered: Handler) -> None:

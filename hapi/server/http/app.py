@@ -47,6 +47,7 @@ from hapi.server.service import Service
 from hapi.server.status import Board, RunningRequest
 from hapi.waiting import Interest
 from hapi.wire import messages
+from hapi.wire.held_out import PART
 
 log = logging.getLogger("hapi.server")
 
@@ -136,6 +137,7 @@ class Application:
             add.add_get(path, self._document)
             add.add_get(path + "/{name}", self._document)
         add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}", self._document)
+        add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}", self._document)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)
 

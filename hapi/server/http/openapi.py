@@ -48,7 +48,10 @@ from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus, Failure
 from hapi.wire import messages, schemas
 from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
-from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record
+from hapi.wire.held_out import PART
+from hapi.wire.references import MAX_SEED
+from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record, whole
+from hapi.wire.sequences import MOST_PLACE
 
 JSON_MEDIA_TYPE = "application/json"
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
@@ -68,6 +71,8 @@ _READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, D
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
 METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
 """The status of :class:`HttpError` that the interface tells of: the path takes other methods."""
+_IN_PATHS: Mapping[str, Schema] = {"name": NAME, "seed": whole(0, MAX_SEED), "count": whole(1, MOST_PLACE)}
+"""Parameters that stand in paths."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,9 @@ def operations() -> list[Operation]:
         Operation(get, f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}",
                   "Files of a dataset that changed since they were indexed.",
                   _json(record({"version": DIGEST, "changed": COUNT})), _READING),
+        Operation(get, f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}",
+                  "Samples of each class among those that a share holds out.",
+                  _json(record({"version": DIGEST, "label_counts": listed(COUNT)})), _READING),
         Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
         Operation(get, messages.MODELS_PATH + "/{name}", "One pushed model's layers, tensors and digests.",
                   _json(_model()), _READING),
@@ -154,11 +162,15 @@ def _operation(operation: Operation) -> dict[str, Any]:
     media_type, schema = operation.answer
     answered = {"description": operation.summary, "content": {media_type: {"schema": schema}}}
     statuses = sorted({error.status for error in operation.errors} | {METHOD_STATUS})
-    named = [{"name": "name", "in": "path", "required": True, "schema": NAME}]
+    named = [
+        {"name": name, "in": "path", "required": True, "schema": schema}
+        for name, schema in _IN_PATHS.items()
+        if f"{{{name}}}" in operation.path
+    ]
     described: dict[str, Any] = {
         "summary": operation.summary,
         "parameters": [
-            *(named if "{name}" in operation.path else []),
+            *named,
             *([_deadline()] if DeadlineError in operation.errors else []),
             _request_id(),
         ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hapi.client.dataset_choice import training_counts
 from hapi.errors import UsageError
 from hapi.train.objective.class_weights import balanced, in_order, read_class_weights
 from hapi.train.objective.losses import Loss
@@ -94,13 +95,17 @@ def make_criterion(settings: ObjectiveSettings, session: Session) -> Criterion:
     Raises:
         UsageError: loss, smoothing, weights or metrics do not fit the labels.
     """
-    description = session.job_context.description
+    job = session.job_context
+    counts = None
+    if settings.class_weights == "balanced":
+        held_out = job.description.count - len(job.training_ids)
+        counts = training_counts(session.settings, job.servers, job.description, held_out)
     return criterion_of(
         settings,
         session.label_kind,
-        description.classes,
-        counts=description.label_counts or None,
-        samples=description.count,
+        job.description.classes,
+        counts=counts,
+        samples=len(job.training_ids),
         seed=session.settings.seed,
         device=session.device,
     )
@@ -122,8 +127,8 @@ def criterion_of(
         settings: loss, weights, mixup and metrics.
         kind: kind of the labels.
         classes: names of the classes or outputs.
-        counts: samples of each class, for balanced weights; None when the server does not tell.
-        samples: samples that they were counted over.
+        counts: training samples of each class, for balanced weights; None when the server does not tell.
+        samples: training samples in all.
         seed: of the mixup.
         device: of the outputs.
 
@@ -156,8 +161,8 @@ def _weights(
         return in_order(read_class_weights(chosen), classes, chosen)
     if counts is None:
         raise UsageError(
-            "--class-weights balanced: the server does not tell how many samples each class has; update it, or give "
-            "a file of weights"
+            "--class-weights balanced: the server does not tell how many training samples each class has; update it, "
+            "or give a file of weights"
         )
     return balanced(counts, samples, kind)
 
