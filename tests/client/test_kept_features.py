@@ -1,12 +1,8 @@
-"""Training with kept features: the same to the bit, whatever the cache has or loses, and nothing asked twice.
-
-Batches and requests are so large that no forward pass has fewer than 16 samples, as decision 0009 needs.
-"""
+"""Training with kept features: the same to the bit, whatever the cache has or loses, and nothing asked twice."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,97 +13,36 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.local_job import Interrupting, Silent, open_session, pack_blobs
+from support.kept_tools import JOB, LAST, SAMPLES, Counting, check_same, kept_service, of_epochs, train
+from support.local_job import Interrupting, Silent, open_session
 
 from hapi.cache import catalog as cache_catalogue
 from hapi.cache.features import FeatureCache
 from hapi.client.caching import filling
 from hapi.client.session import Session
-from hapi.client.transport.http import Handler
-from hapi.errors import TransportError, UsageError
+from hapi.errors import UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import open_source
-from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
-from hapi.train.trainer import Trainer
-from hapi.wire.frames import Buffer
-
-SAMPLES = 96
-LAST = 13
-"""Layer 13, which pools, has no weights: it is run before the trained ones."""
-JOB: dict[str, Any] = {
-    "bs": 32, "request_size": 32, "epochs": 3, "dataset": "blobs", "cache": "auto", "freeze": 12,
-    "weights": "random:0",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     store = tmp_path_factory.mktemp("kept") / "store"
-    pack_blobs(store, count=SAMPLES)
-    pack_blobs(store, "held", count=32)
     for number in range(32):
         path = store.parent / "pictures" / f"c{number % 4}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
     pack(open_source(str(store.parent / "pictures")), open_store(str(store)), "pictures")
-    service = Service(ServerSettings(store=str(store), cos_batch=16, threads=1), open_store(str(store)))
-    try:
-        yield service
-    finally:
-        service.close()
+    with kept_service(store) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
-
-
-class Counting:
-    """Answers as a service does, counts the samples that features or stored bytes are asked for, and may be dead."""
-
-    def __init__(self, service: Service) -> None:
-        self._handle: Handler = loopback_handler(service)
-        self.asked = 0
-        self.requests: list[int] = []
-        self.dead = False
-
-    def __call__(
-        self, method: str, path: str, body: bytes
-    ) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
-        if self.dead:
-            raise TransportError("the server is gone")
-        if method == "POST":
-            self.requests.append(len(json.loads(body)["ids"]))
-            self.asked += self.requests[-1]
-        return self._handle(method, path, body)
-
-
-def train(
-    service: Service | Counting, folder: Path | None, callback: Silent | None = None, **changes: Any
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    own = {"cache": "off"} if folder is None else {"cache_dir": str(folder)}
-    with open_session(service, **{**JOB, **own, **changes}) as session:  # type: ignore[arg-type]
-        report = Trainer(session, callbacks=[callback or Silent()]).run()
-        return report, {k: v.clone() for k, v in session.trained.state_dict().items()}
-
-
-FIGURES = ("loss", "accuracy", "samples", "validation_loss", "validation_accuracy")
-
-
-def check_same(reference: tuple[Any, Any], found: tuple[Any, Any]) -> None:
-    for name in FIGURES:
-        assert [e.get(name) for e in found[0]["epochs"]] == [e.get(name) for e in reference[0]["epochs"]], (
-            name
-        )
-    assert all(torch.equal(found[1][name], value) for name, value in reference[1].items())
-
-
-def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
-    return [e[name] for e in report["epochs"]]
 
 
 @pytest.mark.parametrize(
