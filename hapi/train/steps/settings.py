@@ -144,6 +144,8 @@ def check_steps(settings: AllStepSettings) -> None:
     check_length(s.warmup, "--warmup")
     if s.step_every is not None:
         check_length(s.step_every, "--step-every")
+        if not steps_in(s.step_every, 1):
+            raise UsageError(f"--step-every {s.step_every!r}: expected at least one step")
     if s.schedule == "step" and s.step_every is None:
         raise UsageError("--schedule step needs --step-every, such as 30ep for every 30 epochs")
     for needed, found, line in (

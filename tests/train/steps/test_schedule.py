@@ -96,6 +96,11 @@ def test_lengths_in_steps_and_epochs(length: int | str, steps: int) -> None:
         ({"warmup": "ep"}, "--warmup 'ep': expected steps"),
         ({"schedule": "step"}, "--schedule step needs --step-every, such as 30ep"),
         ({"schedule": "step", "step_every": "7.5"}, "--step-every '7.5': expected steps"),
+        ({"schedule": "step", "step_every": "0ep"}, "--step-every '0ep': expected at least one step"),
+        (
+            {"schedule": "step", "step_every": "0.0 epochs"},
+            "--step-every '0.0 epochs': expected at least one",
+        ),
         ({"step_every": 3}, "--step-every needs --schedule step, here it is constant"),
         (
             {"schedule": "cosine", "step_factor": 0.5},
