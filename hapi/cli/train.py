@@ -113,8 +113,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
         settings = files.begin(session.job_context.description.reference.name, settings.model)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
-        trainer = Trainer(session, settings, [printer, *_loggers(settings)])
-        files.open_log(settings)
+        trainer = Trainer(session, settings, [files.log_opener(settings), printer, *_loggers(settings)])
         try:
             report = trainer.run()
         except BaseException:
@@ -135,7 +134,13 @@ def _loggers(settings: TrainSettings) -> list[MetricLogger]:
 def _after_failure(
     trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings], training: TrainSettings
 ) -> None:
-    """Report and trace of what there was; the failure is what matters, so theirs are only told."""
+    """Report and trace of what there was; the failure is what matters, so theirs are only told.
+
+    A training that never began leaves its files alone: they may be those of the run that it should go on with, or of
+    one that is still at work.
+    """
+    if not trainer.began:
+        return
     for line in write_outputs(training, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
     if training.checkpoint_path and trainer.has_checkpoint:

@@ -111,6 +111,11 @@ class CheckpointSettings:
             return self.checkpoint
         return str(Path(self.output, "checkpoint.pt"))
 
+    @property
+    def checkpoint_flag(self) -> str:
+        """The flag and place that name the checkpoint, for messages."""
+        return f"--output {self.output}" if self.checkpoint is None else f"--checkpoint {self.checkpoint}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(CheckpointSettings, ObjectiveSettings, AllStepSettings):

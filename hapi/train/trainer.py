@@ -90,6 +90,8 @@ class Trainer:
         """The report's entries, with those from before a resume."""
         self.trained_epochs = 0
         """Epochs that this process ended."""
+        self.began = False
+        """True once this run has claimed its checkpoint, and restored it where it goes on."""
         self.ended: dict[str, Any] = {"how": "running"}
         """Kind of the training's end, for the report."""
         self.best = BestEpoch(settings.best) if settings.output else None
@@ -128,10 +130,12 @@ class Trainer:
         path, folder = self.settings.checkpoint_path, self.settings.output
         if folder is not None:
             make_folder(folder, "--output")
-        with checkpoint.claimed(path) if path else nullcontext(), Interrupts() as interrupts:
+        place = checkpoint.claimed(path, self.settings.checkpoint_flag) if path else nullcontext()
+        with place, Interrupts() as interrupts:
             if path and self.settings.resume:
                 self._resume(path)
             try:
+                self.began = True
                 self._callbacks.training_started(self._start())
                 while self.progress.epoch < self.session.settings.epochs and not self._stop_reason():
                     self._epoch(interrupts)

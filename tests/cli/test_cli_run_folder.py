@@ -13,6 +13,7 @@ from support.train_cli import FAST, refused
 
 from hapi.api.model_files import load_model
 from hapi.cli import train as command
+from hapi.train.checkpoints.checkpoint import claimed
 
 JOB = FAST[1:]
 """Without its ``--no-output``."""
@@ -149,3 +150,20 @@ def test_loggers_that_cannot_be(
     monkeypatch.setattr("hapi.train.loggers.choose._installed", lambda package: package != "wandb")
     code, line = refused(capsys, "--server", "http://127.0.0.1:9", *JOB, *wrong)
     assert code == 2 and match in line and list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_begin_leaves_the_folder_alone(
+    running: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is that of a run that is at work, or of one that was begun otherwise."""
+    job = ("--server", running.url, *JOB, "--output", "mine")
+    assert command.main(job) == 0
+    before = {path.name: path.read_bytes() for path in (folder / "mine").iterdir()}
+    capsys.readouterr()
+    with claimed("mine/checkpoint.pt", "--output mine"):
+        code, line = refused(capsys, *job, "--resume", "--epochs", "2")
+    assert code == 1 and "--output mine: another hapi-train is writing there" in line
+    code, line = refused(capsys, *job, "--resume", "--seed", "3")
+    assert code == 1 and "its seed is 0, this one's 3" in line
+    assert {path.name: path.read_bytes() for path in (folder / "mine").iterdir()} == before

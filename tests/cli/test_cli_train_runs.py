@@ -241,7 +241,7 @@ def test_two_jobs_on_one_checkpoint(
     try:
         wait_for(checkpoint.exists, 90, "a checkpoint")
         code, line = refused(capsys, *arguments)
-        assert code == 1 and "another hapi-train is writing it" in line
+        assert code == 1 and "another hapi-train is writing there" in line
         assert first.poll() is None
     finally:
         first.kill()

@@ -175,6 +175,6 @@ def test_unwritable_places(tmp_path: Path) -> None:
     wanted = str(tmp_path / "file" / "c.pt")
     with (
         pytest.raises(UsageError, match=r"--checkpoint .*cannot be written there"),
-        checkpoint.claimed(wanted),
+        checkpoint.claimed(wanted, f"--checkpoint {wanted}"),
     ):
         pass

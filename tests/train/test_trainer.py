@@ -407,7 +407,10 @@ def test_a_front_that_was_replaced_is_another_job(remembered: Handler, begun: Pa
 
 def test_two_jobs_on_one_checkpoint(remembered: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
-    with checkpoint.claimed(path), pytest.raises(ConflictError, match=r"--checkpoint .*another hapi-train"):
+    with (
+        checkpoint.claimed(path, "--checkpoint x"),
+        pytest.raises(ConflictError, match=f"--checkpoint {path}: another hapi-train"),
+    ):
         train(remembered, checkpoint=path)
     train(remembered, checkpoint=path, epochs=1)
     assert names_in(tmp_path) == ["training.pt"]

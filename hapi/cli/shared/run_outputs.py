@@ -16,6 +16,7 @@ from hapi.figures.canvas import check_drawing
 from hapi.paths import check_folder, check_outputs, remove_empty
 from hapi.process import output as standard
 from hapi.trace import Tracer
+from hapi.train.callbacks import TrainingCallback, TrainingStart
 from hapi.train.objective.class_weights import weights_file
 from hapi.train.outputs.run_folder import (
     ANOTHER,
@@ -32,6 +33,18 @@ from hapi.train.settings import OutputSettings, TrainingSettings, TrainSettings
 def wants_folder(loaded: Loaded[TrainSettings]) -> bool:
     """Return whether the run leaves a folder: unless the user wants none."""
     return loaded.value.output is not None or "output" not in loaded.origins
+
+
+class _LogOpener(TrainingCallback):
+    """Opens a run's log at the start of the training: the folder is this run's alone by then."""
+
+    def __init__(self, log: RunLog, folder: str | None) -> None:
+        self._log, self._folder = log, folder
+
+    def training_started(self, start: TrainingStart) -> None:
+        """Write the log into the folder from now on."""
+        if self._folder is not None:
+            self._log.open(Path(self._folder, LOG_FILE))
 
 
 class RunFiles:
@@ -72,10 +85,9 @@ class RunFiles:
             settings = replace(settings, report=str(Path(settings.output, REPORT_FILE)))
         return settings
 
-    def open_log(self, settings: TrainSettings) -> None:
-        """Write the log into the run folder of ``settings``, if there is one."""
-        if settings.output is not None:
-            self._log.open(Path(settings.output, LOG_FILE))
+    def log_opener(self, settings: TrainSettings) -> TrainingCallback:
+        """Return what opens the log in the run folder of ``settings``, if there is one, when the training begins."""
+        return _LogOpener(self._log, settings.output)
 
     def __enter__(self) -> Self:
         return self

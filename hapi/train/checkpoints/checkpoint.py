@@ -71,8 +71,16 @@ def keep_order(job_context: JobContext, kept: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def claimed(path: str) -> Iterator[None]:
-    """Keep other jobs from writing ``path`` during the block; :class:`ConflictError` when one does already."""
+def claimed(path: str, flag: str) -> Iterator[None]:
+    """Keep other jobs from writing ``path`` during the block.
+
+    Args:
+        path: the checkpoint.
+        flag: its name for messages, such as ``--output runs/flowers``.
+
+    Raises:
+        ConflictError: another job writes it already.
+    """
     target = Path(path).absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +89,10 @@ def claimed(path: str) -> Iterator[None]:
         lock.__enter__()
     except ConflictError:
         raise ConflictError(
-            f"--checkpoint {path}: another hapi-train is writing it; wait for it, or give another file"
+            f"{flag}: another hapi-train is writing there; wait for it, or name another place"
         ) from None
     except (OSError, HapiError) as error:
-        raise UsageError(f"--checkpoint {path}: cannot be written there: {error}") from None
+        raise UsageError(f"{flag}: cannot be written there: {error}") from None
     try:
         yield
     finally:
