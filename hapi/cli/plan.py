@@ -10,13 +10,13 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from hapi import units
 from hapi.cli import plan_reuse
+from hapi.cli.plan_flags import BANDWIDTH, STORED, USUAL_JOB
+from hapi.cli.plan_flags import configure as configure
 from hapi.cli.plan_reuse import print_table
-from hapi.cli.shared.numbers import Number, count, rate, real, size
-from hapi.config.fields import flag_of
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
@@ -26,12 +26,10 @@ from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, estimate
 from hapi.profiler.pipeline import Form
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
+from hapi.profiler.reuse.choose import choose_reuse
+from hapi.profiler.reuse.over_epochs import courses
 from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
-from hapi.wire.references import Precision
 
-_JOB = Job()
-_BANDWIDTH = "1Gbps"
-_STORED = "110kB"
 _KIND = "plan"
 _MEASURE_FORM = 2
 """Version of the way in which layers are measured and sized."""
@@ -53,99 +51,6 @@ _COLUMNS = (
 )
 
 
-def _stored_bytes(text: str) -> int:
-    """Bytes of a stored JPEG; 0 for samples stored as tensors."""
-    if text == "tensor":
-        return 0
-    found = units.parse_bytes(text)
-    if found < 1:
-        raise ValueError(text)
-    return found
-
-
-_STORED_BYTES = Number(_stored_bytes, 0, 1 << 40, "1 to 1TiB, or 'tensor'")
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a torchvision name, transformer (vit_b_16), timm:NAME or package.module:factory; "
-        "may be left out with --profile",
-    )
-    parser.add_argument("--model", dest="named", metavar="MODEL", help="the same, as hapi-train has it")
-    parser.add_argument(
-        "--input-size",
-        type=count(1, 65_536),
-        default=224,
-        metavar="N",
-        help="side of the square RGB input (default 224)",
-    )
-    parser.add_argument("--blocks", metavar="A,B,...", help="where layers end, as for hapi layers")
-    parser.add_argument(
-        "--frozen-precision",
-        choices=get_args(Precision),
-        help="type of the frozen layers' results and of features on the wire (default fp32, or the profile's)",
-    )
-    parser.add_argument("--freeze", metavar="N|NAME", help="last frozen layer (default: as hapi-train)")
-    for name, what in (
-        ("bs", "training batch"),
-        ("samples", "samples of an epoch"),
-        ("epochs", "epochs"),
-        ("request_size", "as hapi-train"),
-        ("micro_batch", "as hapi-train"),
-    ):
-        usual = getattr(_JOB, name)
-        parser.add_argument(
-            *((flag_of(name), "--batch-size") if name == "bs" else (flag_of(name),)),
-            type=count(1, 1 << 40),
-            metavar="N",
-            help=f"{what} (default {usual}, or the profile's run's)",
-        )
-    parser.add_argument(
-        "--bandwidth",
-        type=rate(),
-        metavar="RATE",
-        help=f"from server to client (default {_BANDWIDTH}, or the profile's)",
-    )
-    parser.add_argument(
-        "--server-speed",
-        type=real(1e-6, 1e6, suffix="x"),
-        metavar="Kx",
-        help="how many times as fast as this machine, or as the profile's, the server is (default 1x)",
-    )
-    parser.add_argument(
-        "--stored-bytes",
-        type=_STORED_BYTES,
-        metavar="SIZE",
-        help=f"a stored JPEG (default {_STORED}, or the profile's), or 'tensor' for float32 tensors",
-    )
-    parser.add_argument(
-        "--memory",
-        type=size(1),
-        metavar="SIZE",
-        help="memory that the client may use (default: no bound, or the profile's run's)",
-    )
-    parser.add_argument(
-        "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
-    )
-    parser.add_argument("--device", default="auto", help="device to measure: auto, cpu, cuda or cuda:N")
-    parser.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="compute from a saved profile, or that in a report of hapi-train; nothing is measured",
-    )
-    parser.add_argument(
-        "--remeasure", action="store_true", help="repeat the kept measurements of this machine and model"
-    )
-    parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
-    plan_reuse.configure(parser)
-    parser.add_argument("--figure", metavar="FILE", help="draw layers and splits (.png, .svg or .pdf)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the candidates and the choice of each strategy."""
     if args.named is not None:
@@ -161,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(
         (("--save-profile", args.save_profile), ("--figure", args.figure)), [("--profile", args.profile)]
     )
-    prices = plan_reuse.prices_of(args)
+    terms = plan_reuse.terms_of(args)
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     profile = _what_if(_own(args) if args.profile is None else _replayed(args), args)
     if args.save_profile is not None:
@@ -172,9 +77,11 @@ def run(args: argparse.Namespace) -> int:
         for name, split in choices(profile, job).items()
     }
     forms = _forms(profile, job)
-    reuse = plan_reuse.reuse_of(args, profile, job, prices)
+    facts, prices, objective = terms.facts, terms.prices, terms.objective
+    reuse = choose_reuse(profile, job, facts, prices=prices, objective=objective)
     if args.figure is not None:
-        plan_figure(found, profile, job, args.figure)
+        over_epochs = courses(profile, job, facts, prices, objective)
+        plan_figure(found, profile, job, args.figure, courses=over_epochs, kept=reuse.mode)
     if args.json:
         document = _document(found, chosen, forms, profile, job)
         document["reuse"] = plan_reuse.document_of(reuse, prices)
@@ -192,7 +99,7 @@ def _job(args: argparse.Namespace) -> Job:
     asked = {name: getattr(args, name) for name in ("bs", "samples", "epochs", "request_size", "micro_batch")}
     asked["memory_bytes"] = args.memory
     given = {name: value for name, value in asked.items() if value is not None}
-    return replace(own or _JOB, **given)
+    return replace(own or USUAL_JOB, **given)
 
 
 def _replayed(args: argparse.Namespace) -> Profile:
@@ -270,8 +177,8 @@ def _measured(args: argparse.Namespace, started: float) -> Profile:
     model = in_precision(model, args.frozen_precision or "fp32", device, last)
     check_kernels(model, 0, last, device)
     machine = constants(device, args.input_size, remeasure=args.remeasure)
-    stored = units.parse_bytes(_STORED)
-    conditions = Conditions(stored_bytes=stored, bits_per_second=units.parse_bandwidth(_BANDWIDTH))
+    stored = units.parse_bytes(STORED)
+    conditions = Conditions(stored_bytes=stored, bits_per_second=units.parse_bandwidth(BANDWIDTH))
     left = _ANSWER_SECONDS - (time.monotonic() - started)
     budget = min(_MEASURE_SECONDS, max(_LEAST_SECONDS, left))
     return measure(model, args.model, freeze, conditions, machine=machine, device=device, budget=budget)

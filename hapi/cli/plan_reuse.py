@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hapi import units
 from hapi.cli.shared.numbers import Number, real, size
-from hapi.errors import UsageError
-from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choose import Considered, ReusePlan, choose_reuse
-from hapi.profiler.reuse.facts import OBJECTIVES, Prices, ReuseFacts, Storage
+from hapi.config.fields import flag_of
+from hapi.profiler.profile import Job
+from hapi.profiler.reuse.choose import Considered, ReusePlan
+from hapi.profiler.reuse.facts import (
+    MOST_PRICE,
+    OBJECTIVES,
+    PRICES,
+    Objective,
+    Prices,
+    ReuseFacts,
+    Storage,
+)
+from hapi.profiler.reuse.job_cost import MODE_NAMES
+from hapi.profiler.reuse.reported import ReportedReuse
 
 CACHE_BYTES = 100 * 10**9
 """Cache without ``--cache``: the largest that a trainer takes by itself."""
 READ_RATE, WRITE_RATE = 500_000_000, 200_000_000
 """Bytes per second of a plain SSD, for what is neither given nor measured."""
-_HOUR = real(0, 1e9)
+_PRICE = real(0, MOST_PRICE)
 
 
 def _disk_rate(text: str) -> int:
@@ -35,61 +46,96 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--cache",
         type=size(0),
         metavar="SIZE",
-        help="trainer's disk for kept features, 0 for none (default 100GB)",
+        help="trainer's disk for kept features, 0 for none (default 100GB, or the profile's run's)",
     )
     parser.add_argument(
         "--server-cache",
         type=size(0),
         metavar="SIZE",
-        help="disk for kept features beside the store (default 0)",
+        help="disk for kept features beside the store (default 0, or the profile's run's)",
     )
     for name, what in (("read", "500MB/s"), ("write", "200MB/s")):
         parser.add_argument(
             f"--disk-{name}",
             type=_RATE,
             metavar="RATE",
-            help=f"bytes per second that these disks {name} (default {what}; measured with --cache)",
+            help=f"bytes per second that these disks {name} (default {what}, or the profile's run's; "
+            "measured with --cache)",
         )
-    for flag, what in (
-        ("--egress", "price of a GB from the server to the trainer"),
-        ("--server-price", "price of an hour of the whole server at work"),
-        ("--trainer-price", "price of an hour of the trainer"),
-    ):
-        parser.add_argument(flag, type=_HOUR, default=0.0, metavar="PRICE", help=f"{what} (default 0)")
+    for name, what in PRICES.items():
+        parser.add_argument(
+            flag_of(name), type=_PRICE, metavar="PRICE", help=f"{what} (default 0, or the profile's run's)"
+        )
     parser.add_argument(
-        "--objective", choices=OBJECTIVES, default="time", help="aim of what is kept (default time)"
+        "--objective",
+        choices=OBJECTIVES,
+        help="aim of what is kept (default time, or the profile's run's)",
     )
 
 
-def prices_of(args: argparse.Namespace) -> Prices:
-    """Return the prices that ``args`` give; :class:`UsageError` for money as the aim without any."""
-    prices = Prices(egress=args.egress, server=args.server_price, trainer=args.trainer_price)
-    if args.objective == "money" and prices == Prices():
-        raise UsageError("--objective money: give a price (--egress, --server-price or --trainer-price)")
-    return prices
+@dataclass(frozen=True, kw_only=True)
+class ReuseTerms:
+    """Caches, prices and objective that flags and a run's report give."""
+
+    facts: ReuseFacts
+    prices: Prices
+    objective: Objective
 
 
-def reuse_of(args: argparse.Namespace, profile: Profile, job: Job, prices: Prices) -> ReusePlan:
-    """Return what a job keeps under the disks and prices of ``args``."""
-    measured: tuple[float | None, float | None] = (None, None)
-    if args.cache and args.profile is None and None in (args.disk_read, args.disk_write):
-        # They need numpy, without which a plan from kept figures answers at once.
-        from hapi.cache.disk_rates import measure_disk
-        from hapi.cache.open_folder import default_path
+def terms_of(args: argparse.Namespace) -> ReuseTerms:
+    """Return the terms: flags, then those of the run whose report ``--profile`` names, then defaults.
 
-        measured = measure_disk(default_path() or Path.cwd())
-    read = args.disk_read or measured[0] or READ_RATE
-    write = args.disk_write or measured[1] or WRITE_RATE
-
-    def storage(nbytes: int) -> Storage | None:
-        """Return a disk with room for ``nbytes``."""
-        return Storage(bytes=nbytes, read=read, write=write) if nbytes else None
-
-    facts = ReuseFacts(
-        client=storage(CACHE_BYTES if args.cache is None else args.cache),
-        server=storage(args.server_cache or 0),
+    Raises:
+        UsageError: money is the objective, and nothing has a price.
+        ConfigError: the report is not of the form that was written.
+    """
+    run = None if args.profile is None else ReportedReuse.load(args.profile)
+    known = Prices() if run is None else run.prices
+    prices = Prices(
+        egress=known.egress if args.egress is None else args.egress,
+        server=known.server if args.server_price is None else args.server_price,
+        trainer=known.trainer if args.trainer_price is None else args.trainer_price,
     )
-    return choose_reuse(profile, job, facts, prices=prices, objective=args.objective)
+    objective: Objective = args.objective or ("time" if run is None else run.objective)
+    prices.check(objective)
+    return ReuseTerms(facts=_facts(args, run), prices=prices, objective=objective)
+
+
+def _facts(args: argparse.Namespace, run: ReportedReuse | None) -> ReuseFacts:
+    usual = Storage(bytes=CACHE_BYTES, read=READ_RATE, write=WRITE_RATE)
+    usual = _measured(args, usual) if run is None else usual
+    known = ReuseFacts(client=usual) if run is None else run.facts
+
+    def storage(before: Storage | None, nbytes: int | None) -> Storage | None:
+        """Return a disk of ``nbytes`` with the rates of the flags; None for those of ``before``."""
+        if nbytes == 0 or (nbytes is None and before is None):
+            return None
+        found = before or usual
+        return replace(
+            found,
+            bytes=found.bytes if nbytes is None else nbytes,
+            read=args.disk_read or found.read,
+            write=args.disk_write or found.write,
+        )
+
+    return replace(
+        known,
+        client=storage(known.client, args.cache),
+        server=storage(known.server, args.server_cache),
+        samples=known.samples if args.samples is None else None,
+    )
+
+
+def _measured(args: argparse.Namespace, usual: Storage) -> Storage:
+    """The rates of this machine's disk, where the command is about it."""
+    if not args.cache or None not in (args.disk_read, args.disk_write):
+        return usual
+    # They need numpy, without which a plan from kept figures answers at once.
+    from hapi.cache.disk_rates import measure_disk
+    from hapi.cache.open_folder import default_path
+
+    read, write = measure_disk(default_path() or Path.cwd())
+    return replace(usual, read=read or usual.read, write=write or usual.write)
 
 
 def print_reuse(found: ReusePlan, job: Job, prices: Prices) -> None:
@@ -105,7 +151,7 @@ def print_reuse(found: ReusePlan, job: Job, prices: Prices) -> None:
 
 
 def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
-    name, cost = _NAMES[one.mode], one.cost
+    name, cost = MODE_NAMES[one.mode], one.cost
     if cost is None:
         return (name, *["-"] * (7 if money else 6), _SHORT.get(one.rejected, one.rejected))
     return (
@@ -122,12 +168,6 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
 
 
 _SHORT = {"the server keeps no features": "no --server-cache", "no cache here": "no --cache"}
-_NAMES = {
-    "recompute": "nothing",
-    "keep samples": "samples here",
-    "keep there": "features there",
-    "keep here": "features here",
-}
 
 
 def document_of(found: ReusePlan, prices: Prices) -> dict[str, Any]:

@@ -283,8 +283,10 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
         print(f"stopped early: {ended['detail']}")
     received = sum(e["bytes_received"] for e in epochs)
     share = epochs[-1]["accuracy"]
+    money = sum(e.get("money", 0.0) for e in epochs)
     print_wrapped(
         f"done in {report['seconds']:.1f} s: {format_bytes(received)} over the wire, "
+        f"{f'money {money:.2f}, ' if money else ''}"
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}{'' if share is None else f', accuracy {100 * share:.1f}%'}"
     )

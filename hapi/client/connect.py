@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +14,12 @@ from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import HttpTransport, Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.slow_server import AnswerLimits
+from hapi.client.transport.urls import is_loopback
+from hapi.errors import HapiError
 from hapi.factories import is_factory
+from hapi.process.machine_id import machine_id
 from hapi.process.processors import processor_count
+from hapi.wire import messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,24 @@ class Connected:
         self.servers.close()
         if self.embedded is not None:
             self.embedded.close()
+
+
+def share_processors(servers: ServerPool) -> bool:
+    """Return whether all servers run on the processors of this process.
+
+    Only servers on the loopback are asked; the end of a tunnel tells of another machine. One that tells nothing, or
+    nonsense, runs elsewhere. A lie makes estimates wrong, and nothing else.
+    """
+    own, urls = machine_id(), servers.urls
+    return bool(own) and all(map(is_loopback, urls)) and all(_machine_at(servers, url) == own for url in urls)
+
+
+def _machine_at(servers: ServerPool, url: str) -> Any:
+    try:
+        answer = servers.run(lambda server: server.call("GET", messages.VERSION_PATH), only=url, once=True)
+    except HapiError:
+        return None
+    return answer.get("machine") if isinstance(answer, dict) else None
 
 
 def connect(settings: SessionSettings, token: str | None) -> Connected:

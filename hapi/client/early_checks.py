@@ -35,6 +35,7 @@ def check_names(settings: SessionSettings) -> None:
     """
     check_views(settings.augment, settings.augment_views)
     check_rounding(settings)
+    settings.prices.check(settings.objective)
     pushed = settings.model.startswith(STORE_PREFIX)
     if not pushed:
         check_model(settings.model)

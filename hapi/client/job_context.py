@@ -12,7 +12,7 @@ from hapi.arrays import IntArray
 from hapi.cache.folder import CacheFolder
 from hapi.cache.open_folder import open_cache_folder
 from hapi.client.augment import augmented
-from hapi.client.connect import Connected, connect, over
+from hapi.client.connect import Connected, connect, over, share_processors
 from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
 from hapi.client.early_checks import check_views
 from hapi.client.loading.job import ExtractionJob
@@ -43,6 +43,8 @@ class JobContext:
     servers: ServerPool
     urls: list[str]
     embedded: EmbeddedServer | None
+    one_machine: bool
+    """True when the servers run on this process's processors."""
     device: torch.device
     description: DatasetDescription
     model: LayeredModel
@@ -205,6 +207,7 @@ def _build_context(
         servers=servers,
         urls=connected.urls,
         embedded=connected.embedded,
+        one_machine=connected.embedded is not None or (strategy is not None and share_processors(servers)),
         device=device,
         description=description,
         model=layered,

@@ -256,19 +256,26 @@ class Session(Closing):
         return self._passes.deliver(fixed, 0, planned, 0, validation=True)
 
     def _chooser(self) -> ReuseChooser | None:
-        """The choice of what is kept; None where nothing can be."""
+        """The choice of what is kept; None where nothing can be, and time alone counts."""
         job_context, settings = self.job_context, self.settings
-        if job_context.cache_folder is None:
+        folder, server_keeps = job_context.cache_folder, job_context.description.keeps_features
+        if folder is None and not server_keeps and settings.objective == "time":
             return None
         facts = CacheFacts(
             ids=job_context.training_ids,
             trainers=job_context.order.trainers,
-            budget=job_context.cache_folder.budget,
+            budget=0 if folder is None else folder.budget,
             memory_bytes=memory_bound(settings.cache_memory),
             samples=lambda: self.keeping.samples.get(job_context.description.reference),
             views=job_context.views or 1,
             features=self.keeping.training_features,
             refused=lambda: self.keeping.refusal,
             rates=self.keeping.rates,
+            asked=self.meter.snapshot if server_keeps else None,
         )
-        return ReuseChooser(facts, always=settings.cache == "on")
+        return ReuseChooser(
+            facts,
+            objective=settings.objective,
+            prices=settings.prices,
+            always=settings.cache == "on",
+        )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 from hapi.config.settings import setting, with_other_names
+from hapi.profiler.reuse.facts import MOST_PRICE, PRICES, Objective, Prices
 from hapi.profiler.strategies import PLANNERS
 from hapi.wire.references import Precision
 
@@ -130,9 +131,15 @@ class DataSettings:
     drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
 
 
+def _price(name: str) -> float:
+    """Return the setting of a price."""
+    price: float = setting(PRICES[name], default=0.0, low=0, high=MOST_PRICE, metavar="PRICE")
+    return price
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanningSettings:
-    """The split, and how it is chosen."""
+    """The split and what is kept, and how they are chosen."""
 
     split: int | str = setting(
         "where the server stops: auto (measured and chosen while training runs), the strategies hapi, nsg, bandwidth "
@@ -159,6 +166,18 @@ class PlanningSettings:
     profile: str | None = setting(
         "choose the split at once from this saved profile, or from that in a run's report", default=None
     )
+    objective: Objective = setting(
+        "aim of what is kept, and with --split auto of the split: the shortest job, or the cheapest",
+        default="time",
+    )
+    egress: float = _price("egress")
+    server_price: float = _price("server_price")
+    trainer_price: float = _price("trainer_price")
+
+    @property
+    def prices(self) -> Prices:
+        """All prices; zeros where money does not count."""
+        return Prices(egress=self.egress, server=self.server_price, trainer=self.trainer_price)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from hapi.figures.kept import kept_features
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
+from hapi.figures.reuse import reuse_choice
 from hapi.figures.run import epochs_svg, learning_svg, timeline_svg
 from hapi.figures.style import STYLE
 from hapi.figures.words import bottleneck, layer, state, summary
@@ -35,7 +36,7 @@ def page(run: Run) -> str:
     parts = [_head(run, title), _epochs(run.epochs), kept_features(run.kept), _learning(run.epochs)]
     parts.append(findings(run.details))
     if run.plan is not None:
-        parts += [_choice(run.plan), _layers(run.plan), _changes(run.plan)]
+        parts += [reuse_choice(run.plan.reuse), _choice(run.plan), _layers(run.plan), _changes(run.plan)]
     parts += [_timeline(run), _memory(run), _conditions(run)]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

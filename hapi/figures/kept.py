@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hapi.figures.fields import Fields
 from hapi.figures.markup import escaped, section, table
+from hapi.figures.reuse import mode_name
 from hapi.units import format_bytes, format_duration
 
 
@@ -14,8 +15,12 @@ class KeptPart:
     """Features that an epoch read from the cache, and those that it put there."""
 
     epoch: int
+    mode: str
+    """What was kept, as the report has it; empty where it does not say."""
     hits: int
     misses: int
+    by_server: int
+    """Samples among the misses whose features a server had kept."""
     kept: int
     skipped: int
     read: int
@@ -23,6 +28,10 @@ class KeptPart:
     written: int
     seconds: float
     """Seconds of reading."""
+    received: int
+    """Bytes that crossed the network."""
+    money: float | None
+    """Money for the epoch; None without prices."""
 
     @classmethod
     def of(cls, f: Fields) -> KeptPart | None:
@@ -31,13 +40,17 @@ class KeptPart:
             return None
         return cls(
             epoch=f.integer("epoch"),
+            mode=f.text("keeping") if f.has("keeping") else "",
             hits=f.integer("feature_hits"),
             misses=f.integer("feature_misses"),
+            by_server=f.whole("server_kept_samples") or 0,
             kept=f.integer("features_kept"),
             skipped=f.integer("features_skipped"),
             read=f.integer("feature_bytes_read"),
             written=f.integer("feature_bytes_written"),
             seconds=f.seconds("feature_read_seconds"),
+            received=f.integer("bytes_received"),
+            money=f.optional("money"),
         )
 
 
@@ -62,22 +75,46 @@ class Kept:
 
 def kept_features(kept: Kept) -> str:
     """Return the part of the page; empty where nothing was kept and nothing is to be said of it."""
-    used = [part for part in kept.epochs if part.hits or part.kept or part.skipped]
+    used = [part for part in kept.epochs if part.hits or part.by_server or part.kept or part.skipped]
     why = f"<p>Not kept, or not all: {escaped(kept.why)}.</p>" if kept.why else ""
     if not used:
         return section("Kept features", why) if why else ""
-    rows = [
-        (
-            str(part.epoch),
-            str(part.hits),
-            str(part.misses),
-            str(part.kept),
-            str(part.skipped),
-            format_bytes(part.read),
-            format_bytes(part.written),
-            format_duration(part.seconds),
-        )
-        for part in kept.epochs
-    ]
-    head = ("Epoch", "From the cache", "Computed", "Kept", "Left out", "Read", "Written", "Reading")
-    return section("Kept features", why + table("Samples and bytes of each epoch's features", head, rows))
+    rows = [_row(part) for part in kept.epochs]
+    head: tuple[str, ...] = (
+        "Epoch",
+        "Kept as",
+        "From the cache",
+        "Missed",
+        "The server had",
+        "Computed",
+        "Kept",
+        "Left out",
+        "Read",
+        "Written",
+        "Reading",
+        "Received",
+        "Money",
+    )
+    if all(part.money is None for part in kept.epochs):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    return section(
+        "Kept features", why + table("Samples and bytes of each epoch's features", head, rows, left={1})
+    )
+
+
+def _row(part: KeptPart) -> tuple[str, ...]:
+    return (
+        str(part.epoch),
+        mode_name(part.mode) or "–",
+        str(part.hits),
+        str(part.misses),
+        str(part.by_server),
+        str(max(0, part.misses - part.by_server)),
+        str(part.kept),
+        str(part.skipped),
+        format_bytes(part.read),
+        format_bytes(part.written),
+        format_duration(part.seconds),
+        format_bytes(part.received),
+        "–" if part.money is None else f"{part.money:.4f}",
+    )

@@ -15,7 +15,9 @@ from hapi.figures.canvas import (
     save,
     seconds_axis,
 )
+from hapi.figures.reuse import draw_courses
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.over_epochs import Course
 from hapi.profiler.strategies import Candidate, Plan
 from hapi.units import format_bytes, format_duration
 
@@ -26,7 +28,16 @@ _CLIP = 5.0
 """Bars beyond this many times the chosen split's are cut off, so that those worth comparing stay apart."""
 
 
-def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "--figure") -> None:
+def plan_figure(
+    plan: Plan,
+    profile: Profile,
+    job: Job,
+    path: str,
+    flag: str = "--figure",
+    *,
+    courses: Sequence[Course] = (),
+    kept: str = "",
+) -> None:
     """Write one figure of ``plan`` to a file.
 
     Args:
@@ -35,15 +46,21 @@ def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "
         job: the training that it was made for.
         path: file whose suffix chooses PNG, SVG or PDF.
         flag: name of the setting, for messages.
+        courses: costs of jobs by their epochs and by what they keep; none for a figure without them.
+        kept: mode that was chosen among these.
 
     Raises:
         UsageError: the suffix is unknown, or the file cannot be written.
     """
     check_suffix(path, flag)
-    with canvas(_width(profile), 10.5) as figure:
-        panels = figure.subplots(4, 1, height_ratios=(3, 2.4, 2.4, 3.6))
+    priced = any(any(course.money) for course in courses)
+    more = [2.6] * (2 if priced else 1) if courses else []
+    with canvas(_width(profile), 10.5 + sum(more)) as figure:
+        panels = figure.subplots(4 + len(more), 1, height_ratios=(3, 2.4, 2.4, 3.6, *more))
         _draw_layers(panels[:3], plan.split, profile)
         _draw_stages(panels[3], plan.candidates, plan.split, profile.freeze, job)
+        if courses:
+            draw_courses(panels[4:], courses, kept)
         figure.suptitle(
             f"{profile.model}: split {plan.split} chosen by {plan.strategy}, freeze {profile.freeze}, "
             f"training batch {job.bs}",

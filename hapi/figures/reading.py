@@ -13,6 +13,7 @@ from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
 from hapi.figures.findings import Details
 from hapi.figures.kept import Kept
+from hapi.figures.reuse import ReusePart
 from hapi.profiler.change import Change
 from hapi.profiler.cost import Estimate, Memory, Stages
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
@@ -65,6 +66,8 @@ class PlanPart:
     changes: tuple[Change, ...]
     predicted_memory: int | None
     observed_memory: int | None
+    reuse: ReusePart | None
+    """The choice of what is kept; None where nothing could be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +242,7 @@ def _plan(f: Fields) -> PlanPart:
         changes=tuple(_change(c) for c in f.objects("changes")),
         predicted_memory=None if memory is None else memory.whole("predicted"),
         observed_memory=None if memory is None else memory.whole("observed"),
+        reuse=ReusePart.of(f.inner("reuse")) if f.has("reuse") else None,
     )
 
 

@@ -22,6 +22,7 @@ from hapi.errors import (
     NotFoundError,
     TooLargeError,
 )
+from hapi.process.machine_id import machine_id
 from hapi.repository.repository import list_models, open_model
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext
@@ -140,8 +141,16 @@ class Service:
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def version(self) -> dict[str, Any]:
-        """Versions of Hapi, of the wire and of the code that computes features here, and this process's id."""
-        return {"hapi": __version__, "wire": WIRE_VERSION, "server": self.id, "code": self.code}
+        """Versions of Hapi, of the wire and of the code that computes features here, and the ids of this process and of
+        the processors that it runs on.
+        """
+        return {
+            "hapi": __version__,
+            "wire": WIRE_VERSION,
+            "server": self.id,
+            "code": self.code,
+            "machine": machine_id(),
+        }
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:
         dataset = self._datasets.current(name)
@@ -157,7 +166,7 @@ class Service:
             prefers_chunks=dataset.reader.prefers_chunks,
             label_kind=dataset.label_form.kind,
             label_counts=dataset.label_counts,
-            keeps_features=self.sharing.caches is not None,
+            keeps_features=self.sharing.caches is not None and dataset.manifest.in_place is None,
         )
 
     def _changed_shards(self, name: str) -> dict[str, Any]:

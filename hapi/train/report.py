@@ -37,6 +37,7 @@ class Measured:
                 "bytes_received": traffic.bytes_received,
                 "cached_samples": traffic.cached_samples,
                 "cached_bytes": traffic.cached_bytes,
+                "server_kept_samples": sum(share.kept_samples for share in traffic.shares().values()),
                 **report.kept.to_json(),
                 "server_seconds": round(traffic.server_seconds(), 4),
                 "network_seconds": round(traffic.network.seconds, 4),

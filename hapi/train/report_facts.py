@@ -66,15 +66,25 @@ def _memory(session: Session, epochs: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def kept_text(report: Mapping[str, Any]) -> str:
     """One line for people about a report's kept features; empty where there is nothing to say."""
-    samples, hits, kept, written = (
+    samples, hits, by_server, kept, written = (
         sum(epoch.get(name, 0) for epoch in report["epochs"])
-        for name in ("samples", "feature_hits", "features_kept", "feature_bytes_written")
+        for name in (
+            "samples",
+            "feature_hits",
+            "server_kept_samples",
+            "features_kept",
+            "feature_bytes_written",
+        )
     )
     why = report.get("cache", {}).get("why", "")
     parts = []
     if hits or kept:
         parts.append(f"features of {hits / max(1, samples):.0%} of the samples came from the cache")
         parts.append(f"{kept} were kept, {format_bytes(written)}")
+    if by_server:
+        parts.append(
+            f"features of {by_server / max(1, samples):.0%} of the samples had been kept by the server"
+        )
     if why and (hits or kept or report["cache"]["mode"] == "on" or len(report["epochs"]) > 1):
         parts.append(f"not kept, or not all: {why}")
     return f"cache: {'; '.join(parts)}" if parts else ""

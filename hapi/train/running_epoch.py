@@ -8,6 +8,7 @@ from typing import Any
 
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.session import Session
+from hapi.profiler.reuse.facts import Prices
 from hapi.train.report import Measured, epoch_entry
 
 
@@ -67,6 +68,11 @@ class RunningEpoch:
         # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
         planned = self._estimated if len(measured.splits) == 1 else None
         entry["estimated_seconds"] = None if planned is None else round(planned, 4)
+        entry["keeping"] = self._session.keeping.mode
+        prices = self._session.settings.prices
+        if prices != Prices():
+            spent = prices.of(entry["bytes_received"], entry["server_seconds"], entry["seconds"])
+            entry["money"] = round(spent, 6)
         self.timeline = self.report.timeline.to_json() or self.timeline
         self.report, self.before = PassReport(), Measured()
         self._estimated, self._begun = None, False

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.profiler_tools import crafted, free_tier
 
-from hapi.cli.main import main
+from hapi.cli.main import main, whole_parser
+from hapi.cli.plan_reuse import ReuseTerms, terms_of
+from hapi.profiler.profile import Profile
+from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
 
 
 @pytest.fixture
@@ -43,6 +47,74 @@ def test_the_document_has_it(saved: str, capsys: pytest.CaptureFixture[str]) -> 
     assert reuse["prices"] == {"egress": 0.0, "server": 0.0, "trainer": 0.0}
     assert main(["plan", "--profile", saved, "--json", "--cache", "0"]) == 0
     assert "there is no cache" in json.loads(capsys.readouterr().out)["reuse"]["reason"]
+
+
+@pytest.fixture
+def reported(saved: str, tmp_path: Path) -> str:
+    """The report of a run that kept features beside the store, at its prices."""
+    facts = ReuseFacts(
+        client=Storage(bytes=10**6, read=3e8, write=1e8),
+        server=Storage(bytes=10**10, read=5e8, write=2e8),
+        server_kept=(KeptShare(cut=3, share=0.25),),
+        samples=4000,
+    )
+    reuse = {"facts": facts.to_json(), "prices": {"egress": 0.5, "server": 2.0, "trainer": 0.0}}
+    job = {"bs": 64, "samples": 4000, "epochs": 7}
+    plan = {"profile": Profile.load(saved).to_json(), "job": job, "reuse": {**reuse, "objective": "money"}}
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"epochs": [], "plan": plan}))
+    return str(path)
+
+
+def replayed(path: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[ReuseTerms, Any]:
+    args = whole_parser().parse_args(["plan", "--profile", path, "--json", *flags])
+    assert main(["plan", "--profile", path, "--json", *flags]) == 0
+    return terms_of(args), json.loads(capsys.readouterr().out)
+
+
+def test_a_report_brings_its_caches_prices_and_objective(
+    reported: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms, document = replayed(reported, capsys)
+    assert terms.facts.client == Storage(bytes=10**6, read=3e8, write=1e8) and terms.facts.samples == 4000
+    assert terms.facts.server_share(3) == 0.25
+    assert (terms.prices, terms.objective) == (Prices(egress=0.5, server=2.0), "money")
+    reuse = document["reuse"]
+    assert (reuse["objective"], reuse["epochs"], reuse["prices"]["server"]) == ("money", 7, 2.0)
+
+
+def test_flags_come_before_the_report(reported: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terms, document = replayed(
+        reported, capsys, "--cache", "5GB", "--server-cache", "0", "--disk-read", "1GB/s", "--egress", "0",
+        "--objective", "time", "--epochs", "3", "--samples", "100",
+    )  # fmt: skip
+    assert terms.facts.client == Storage(bytes=5 * 10**9, read=1e9, write=1e8)
+    assert terms.facts.server is None and terms.facts.samples is None
+    assert (terms.prices, terms.objective) == (Prices(server=2.0), "time")
+    assert document["reuse"]["epochs"] == 3
+    rates, _ = replayed(reported, capsys, "--disk-write", "2MB/s")
+    disks = (rates.facts.client, rates.facts.server)
+    assert all(disk is not None and disk.write == 2e6 for disk in disks)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"facts": None}, "plan.reuse.facts"),
+        ({"objective": "fame"}, "plan.reuse.objective: expected one of time, money"),
+        ({"prices": {"egress": "x"}}, "plan.reuse.prices"),
+        ({"prices": None}, "plan.reuse.prices"),
+    ],
+)
+def test_a_report_that_is_wrong_there_is_one_line(
+    reported: str, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+) -> None:
+    document = json.loads(Path(reported).read_text())
+    document["plan"]["reuse"] |= change
+    Path(reported).write_text(json.dumps(document))
+    assert main(["plan", "--profile", reported]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hapi.closing import Closing
 from hapi.errors import UsageError
 from hapi.profiler.pipeline import FEWEST_ROWS
 from hapi.profiler.reuse.choose import ReusePlan
+from hapi.profiler.reuse.job_cost import Mode
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
 
@@ -30,6 +31,7 @@ log = logging.getLogger("hapi.client")
 
 ONCE = "every sample is used once"
 FULL = "the cache has no room for more; --cache-size gives it more"
+BY_SERVER = "the server keeps them"
 SLOW = "the disk was slower than the training; later epochs keep the rest"
 DISTRUSTED = (
     "a server was left whose features may be among those that were kept; 'hapi cache clear' removes them"
@@ -65,6 +67,8 @@ class Keeping(Closing):
         """True while features that are computed are kept."""
         self._reads = True
         """False while what is kept is not worth reading."""
+        self.mode: Mode = "keep here" if self.fills and job_context.cache_folder is not None else "recompute"
+        """What is kept in the pass that is under way."""
         self._verdict = "" if self.fills else ONCE
         """Why features are not kept although they may be; empty while they are."""
         try:
@@ -78,7 +82,7 @@ class Keeping(Closing):
 
     def _refusals(self) -> dict[bool, str]:
         found: dict[bool, str] = {}
-        if self._job_context.cache_folder is None:
+        if self._job_context.cache_folder is None and not self._job_context.description.keeps_features:
             return found
         if self.cut == 0:
             return {False: "no layer is frozen", True: "no layer is frozen"}
@@ -141,7 +145,9 @@ class Keeping(Closing):
         """Take over what the plan has found worth keeping, if it is asked; between two passes."""
         if reuse is None or self._always:
             return
-        self._verdict = "" if reuse.mode == "keep here" else reuse.reason
+        self.mode, self._verdict = reuse.mode, "" if reuse.mode == "keep here" else reuse.reason
+        if reuse.mode == "keep there":
+            self._verdict = f"{BY_SERVER}; {reuse.reason}"
         self.fills = reuse.mode == "keep here"
         self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
         if reuse.mode == "keep here":

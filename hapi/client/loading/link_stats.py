@@ -60,6 +60,10 @@ class SplitTraffic:
     shared_samples: int = 0
     """Samples of requests that a server answered, in part at least, with features that it had or that others computed:
     their seconds are in none of the server's sums."""
+    keepable_samples: int = 0
+    """Samples of requests whose features a server may keep: all but those that timed its layers."""
+    kept_samples: int = 0
+    """Samples whose features the servers had kept."""
     receive_cpu_seconds: float = 0.0
     """CPU seconds of receiving payloads and checking them."""
     decode_cpu_seconds: float = 0.0
@@ -97,6 +101,8 @@ class SplitTraffic:
         self.request_seconds = trip if self.request_seconds is None else min(self.request_seconds, trip)
         self.requests += 1
         self.samples += samples
+        self.keepable_samples += 0 if report.layers else samples
+        self.kept_samples += min(samples, report.kept)
         self.tier = report.tier
         if report.shared:
             self.shared_samples += samples

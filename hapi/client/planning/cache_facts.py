@@ -8,10 +8,15 @@ from typing import Protocol
 
 from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
+from hapi.client.planning.counts import Snapshot
 from hapi.profiler.reuse.facts import CutCodecs, KeptShare, ReuseFacts, Storage
 
 READ_RATE, WRITE_RATE = 500e6, 200e6
 """Bytes per second of a disk that was not measured: a plain SSD."""
+SERVER_BYTES = 100 * 10**9
+"""Bytes that a server is taken to keep, as it does not tell: the most that one takes by itself."""
+_REPEATED, _KEPT = 0.1, 0.9
+"""A server that was asked again for so much of the data, and had kept less than this part of it, keeps no more."""
 
 
 class Shares(Protocol):
@@ -27,7 +32,7 @@ class Shares(Protocol):
 
 @dataclass(kw_only=True)
 class CacheFacts:
-    """Tells the choice of what is kept about this side's caches."""
+    """Tells the choice of what is kept about the caches of both sides."""
 
     ids: IntArray
     """Training samples of all trainers."""
@@ -47,6 +52,8 @@ class CacheFacts:
     """Bytes per second that the disk reads and writes, as measured; None for what was not."""
     codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
     """Codecs measured on what is kept."""
+    asked: Callable[[], Snapshot] | None = None
+    """What servers that keep features were asked for; None where they keep none."""
 
     def __call__(self) -> ReuseFacts:
         """Return the facts as they are now."""
@@ -62,8 +69,11 @@ class CacheFacts:
             write=write or WRITE_RATE,
             memory_bytes=self.memory_bytes,
         )
+        server, server_kept = self._server_facts()
         return ReuseFacts(
             client=storage if self.budget else None,
+            server=server,
+            server_kept=server_kept,
             client_kept=tuple(
                 KeptShare(cut=cut, share=share) for cut, share in sorted(kept.items()) if share
             ),
@@ -73,3 +83,20 @@ class CacheFacts:
             refused=self.refused(),
             samples_refused="" if samples is not None else "there is no cache of stored samples",
         )
+
+    def _server_facts(self) -> tuple[Storage | None, tuple[KeptShare, ...]]:
+        """The servers' cache as their answers show it: they keep what they were asked for, until they do not."""
+        if self.asked is None:
+            return None, ()
+        shares: list[KeptShare] = []
+        samples, room = max(1, len(self.ids)) * self.views, SERVER_BYTES
+        for split, counts in sorted(self.asked().items()):
+            # Every trainer of the job asks for as much.
+            asked, kept = (self.trainers * n for n in (counts.traffic.keepable, counts.traffic.kept))
+            if not split or not asked:
+                continue
+            repeated, share = asked - samples, min(1.0, max(asked / samples, kept / asked))
+            if repeated > _REPEATED * samples and kept < _KEPT * repeated:
+                room, share = 0, kept / repeated
+            shares.append(KeptShare(cut=split, share=share))
+        return Storage(bytes=room, read=READ_RATE, write=WRITE_RATE), tuple(shares)

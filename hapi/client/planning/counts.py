@@ -73,6 +73,10 @@ class TrafficCounts:
     shared: int = 0
     """Samples that crossed and whose seconds on the server are not known: it had their features, or others computed
     them."""
+    keepable: int = 0
+    """Samples whose features the servers may have kept when they answered."""
+    kept: int = 0
+    """Samples whose features they had kept before."""
     bytes_received: int = 0
     receive_cpu: float = 0.0
     decode_cpu: float = 0.0
@@ -99,6 +103,8 @@ class TrafficCounts:
             samples=share.samples,
             cached=share.cached_samples,
             shared=share.shared_samples,
+            keepable=share.keepable_samples,
+            kept=share.kept_samples,
             bytes_received=share.bytes_received,
             receive_cpu=share.receive_cpu_seconds,
             decode_cpu=share.decode_cpu_seconds,
@@ -127,6 +133,8 @@ class TrafficCounts:
             samples=self.samples + sign * other.samples,
             cached=self.cached + sign * other.cached,
             shared=self.shared + sign * other.shared,
+            keepable=self.keepable + sign * other.keepable,
+            kept=self.kept + sign * other.kept,
             bytes_received=self.bytes_received + sign * other.bytes_received,
             receive_cpu=self.receive_cpu + sign * other.receive_cpu,
             decode_cpu=self.decode_cpu + sign * other.decode_cpu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,8 @@ class ReuseChooser:
         self.plan: ReusePlan | None = None
         """The choice; None before there is a profile."""
         self._last: ReuseFacts | None = None
+        self._chosen_by: ReuseFacts | None = None
+        """The facts that the choice was made from."""
         self._profile: Profile | None = None
         self._job: Job | None = None
 
@@ -70,7 +73,7 @@ class ReuseChooser:
             if self._aim(found.cost) > (1 - HYSTERESIS) * self._aim(now):
                 self.plan = replace(before, cost=now)
                 return False
-        self.plan = found
+        self.plan, self._chosen_by = found, facts
         return before is None or before.choice != found.choice
 
     def _aim(self, cost: JobCost) -> float:
@@ -113,6 +116,7 @@ class ReuseChooser:
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the choice with its alternatives and the facts it was made from; None before there is one."""
-        if self.plan is None or self._last is None:
+        if self.plan is None or self._chosen_by is None:
             return None
-        return {**self.plan.to_json(), "facts": self._last.to_json()}
+        prices = dataclasses.asdict(self._prices)
+        return {**self.plan.to_json(), "facts": self._chosen_by.to_json(), "prices": prices}

@@ -182,8 +182,12 @@ def planning_of(
         reuse: see :class:`SplitController`.
     """
     if job_context.strategy is None:
-        if settings.profile is not None:
-            raise UsageError(f"--profile {fixed_split(settings)}")
+        for flag, needed in (
+            ("--profile", settings.profile is not None),
+            ("--objective money", settings.objective == "money"),
+        ):
+            if needed:
+                raise UsageError(f"{flag} {fixed_split(settings)}")
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
@@ -214,7 +218,7 @@ def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: fl
         client=tier_of(job_context.device),
         optimizer_bytes=optimizer_bytes,
     )
-    return replace(sizes, one_machine=job_context.embedded is not None)
+    return replace(sizes, one_machine=job_context.one_machine)
 
 
 def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudget) -> Job:

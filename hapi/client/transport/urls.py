@@ -4,6 +4,7 @@ request.
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -40,6 +41,15 @@ def parse_url(url: str) -> Address:
     if port is None:
         port = 443 if parts.scheme == "https" else 80
     return Address(parts.scheme, host, port, parts.path.rstrip("/"))
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether ``url`` leads to this machine alone; False for what is no URL of a server."""
+    try:
+        host = parse_url(url).host
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except (UsageError, ValueError):
+        return False
 
 
 def bearer(token: str | None) -> dict[str, str]:

@@ -144,6 +144,16 @@ class ReuseFacts:
         return cast(Self, read_strictly(cls, document, where))
 
 
+PRICES = {
+    "egress": "price of a GB from the server to the trainer",
+    "server_price": "price of an hour of the whole server at work",
+    "trainer_price": "price of an hour of the trainer",
+}
+"""Settings that have a price, with a line about each."""
+MOST_PRICE = 1e9
+"""Largest price that is believed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prices:
     """Prices in any one currency; all 0 where money does not count."""
@@ -154,6 +164,11 @@ class Prices:
     """Price of an hour of the whole server at work; it serves other jobs in its idle time."""
     trainer: float = 0.0
     """Price of an hour of the trainer's machine, at work or waiting."""
+
+    def check(self, objective: Objective) -> None:
+        """Raise :class:`UsageError` for money as the objective without any price."""
+        if objective == "money" and self == Prices():
+            raise UsageError("--objective money: give a price (--egress, --server-price or --trainer-price)")
 
     def of(self, received_bytes: float, server_seconds: float, seconds: float) -> float:
         """Return the money for bytes that crossed, the server's work and the job's duration."""

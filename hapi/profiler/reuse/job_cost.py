@@ -19,6 +19,13 @@ Mode = Literal["recompute", "keep samples", "keep there", "keep here"]
 """``recompute``: nothing is kept. ``keep samples``: stored samples on the trainer's disk. ``keep there``: features at
 the split, beside the store; they cross in each epoch. ``keep here``: features at the cut, on the trainer's disk.
 """
+MODE_NAMES: dict[Mode, str] = {
+    "recompute": "nothing",
+    "keep samples": "samples here",
+    "keep there": "features there",
+    "keep here": "features here",
+}
+"""What is kept in each mode, for people."""
 RECORD_BYTES = 32
 """Bytes on disk of a sample beside its content: checksum, id and label."""
 LINE_BYTES = 64 << 20

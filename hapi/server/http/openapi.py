@@ -265,7 +265,9 @@ def _state(word: str) -> Schema:
 
 
 def _version() -> Schema:
-    return record({"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST})
+    return record(
+        {"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST, "machine": TEXT}
+    )
 
 
 def _dataset_list() -> Schema:

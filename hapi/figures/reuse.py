@@ -1,0 +1,191 @@
+"""The choice of what is kept: a table of its alternatives for a run's page, and lines over the number of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hapi.figures.canvas import COLOURS, legend, seconds_axis
+from hapi.figures.fields import Fields
+from hapi.figures.markup import escaped, section, table
+from hapi.profiler.reuse.job_cost import MODE_NAMES
+from hapi.profiler.reuse.over_epochs import Course
+from hapi.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LINES: Mapping[str, str] = {
+    "recompute": "ink",
+    "keep samples": "stall",
+    "keep there": "server",
+    "keep here": "client",
+}
+"""Colour of each mode: features have that of the side that keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseCost:
+    """Costs of the whole job by the best choice of one mode."""
+
+    cut: int
+    split: int
+    codec: str
+    seconds: float
+    money: float
+    received: int
+    """Bytes."""
+    on_disk: int
+    """Bytes."""
+    kept: float
+    """Share of the samples that is kept at the end."""
+    filled: float | None
+    """Seconds until the cache is full; None if that is after the job's end."""
+
+    @classmethod
+    def of(cls, f: Fields) -> ReuseCost:
+        """Parse the ``cost`` of a candidate."""
+        choice = f.inner("choice")
+        return cls(
+            cut=choice.integer("cut"),
+            split=choice.integer("split"),
+            codec=choice.inner("codec").text("name"),
+            seconds=f.seconds("seconds"),
+            money=f.seconds("money"),
+            received=f.integer("received_bytes"),
+            on_disk=f.integer("kept_bytes"),
+            kept=f.seconds("kept"),
+            filled=f.seconds("fill_seconds") if f.has("fill_seconds") else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseOption:
+    """One mode among the alternatives."""
+
+    mode: str
+    cost: ReuseCost | None
+    """None where the mode is not possible."""
+    rejected: str
+    """Reason why it was not chosen; empty for the chosen one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReusePart:
+    """The report's part about the choice of what is kept."""
+
+    mode: str
+    objective: str
+    epochs: int
+    """Epochs that the choice was made for."""
+    reason: str
+    priced: bool
+    """True if anything had a price."""
+    options: tuple[ReuseOption, ...]
+
+    @classmethod
+    def of(cls, f: Fields) -> ReusePart:
+        """Parse ``plan.reuse``; :class:`ConfigError` names the first field that is wrong."""
+        prices = f.inner("prices") if f.has("prices") else None
+        return cls(
+            mode=f.text("mode"),
+            objective=f.text("objective"),
+            epochs=f.integer("epochs"),
+            reason=f.text("reason"),
+            priced=prices is not None
+            and any(prices.seconds(name) for name in ("egress", "server", "trainer")),
+            options=tuple(
+                ReuseOption(
+                    mode=one.text("mode"),
+                    cost=ReuseCost.of(one.inner("cost")) if one.has("cost") else None,
+                    rejected=one.text("rejected"),
+                )
+                for one in f.objects("candidates")
+            ),
+        )
+
+
+def mode_name(mode: str) -> str:
+    """Return what is kept in ``mode``, for people."""
+    return next((name for known, name in MODE_NAMES.items() if known == mode), mode)
+
+
+def reuse_choice(reuse: ReusePart | None) -> str:
+    """Return the part of the page; empty without a choice."""
+    if reuse is None:
+        return ""
+    head: tuple[str, ...] = (
+        "Kept",
+        "Layer",
+        "Split",
+        "Codec",
+        "Job",
+        "Money",
+        "Received",
+        "On disk",
+        "Share kept",
+        "Filled",
+        "",
+    )
+    rows = [_row(option) for option in reuse.options]
+    if not reuse.priced:
+        head, rows = (*head[:5], *head[6:]), [(*row[:5], *row[6:]) for row in rows]
+    classes = [
+        "chosen" if option.mode == reuse.mode else "unfit" if option.cost is None else ""
+        for option in reuse.options
+    ]
+    jobs = f"{reuse.epochs} epoch{'' if reuse.epochs == 1 else 's'}"
+    aim = "least money" if reuse.objective == "money" else "least time"
+    caption = f"The best choice of each kind for a job of {jobs}, by estimate; chosen for {aim}"
+    alternatives = table(caption, head, rows, classes, {0, len(head) - 1}, {len(head) - 1})
+    said = f"<p>Kept: {escaped(mode_name(reuse.mode))}. {escaped(reuse.reason)}.</p>"
+    return section("The choice of what is kept", said + alternatives)
+
+
+def _row(option: ReuseOption) -> tuple[str, ...]:
+    cost, name = option.cost, mode_name(option.mode)
+    if cost is None:
+        return (name, *["–"] * 9, option.rejected)
+    keeps = option.mode != "recompute"
+    return (
+        name,
+        str(cost.cut) if cost.cut else "–",
+        str(cost.split),
+        cost.codec if keeps else "–",
+        format_duration(cost.seconds),
+        f"{cost.money:.2f}",
+        format_bytes(cost.received),
+        format_bytes(cost.on_disk) if keeps else "–",
+        f"{cost.kept:.0%}" if keeps else "–",
+        "–" if cost.filled is None or not keeps else format_duration(cost.filled),
+        option.rejected or "chosen",
+    )
+
+
+def draw_courses(panels: Sequence[Axes], drawn: Sequence[Course], chosen: str) -> None:
+    """Draw what jobs cost by their epochs, a line for each mode.
+
+    Args:
+        panels: of the seconds, and of the money where anything has a price.
+        drawn: the costs of each mode.
+        chosen: mode whose line is drawn thick.
+    """
+    for axes, what in zip(panels, ("seconds", "money"), strict=False):
+        for course in drawn:
+            style: dict[str, Any] = {"marker": "o", "markersize": 3.5}
+            style["linewidth"] = 2.4 if course.mode == chosen else 1.0
+            values = getattr(course, what)
+            axes.plot(
+                course.epochs,
+                values,
+                color=COLOURS[_LINES[course.mode]],
+                label=mode_name(course.mode),
+                **style,
+            )
+        axes.set_title("Job by its epochs and what is kept" if what == "seconds" else "Its money")
+        axes.set_xlabel("epochs")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        legend(axes)
+    seconds_axis(panels[0])
