@@ -40,7 +40,7 @@ class RecordLocations(NamedTuple):
     """Number of the segment; 0 for a sample that is not cached."""
     start: Small
     length: Small
-    """Bytes of the content, without its head."""
+    """Bytes of the content as it is stored, without its head."""
 
     def of(self, rows: IntArray) -> RecordLocations:
         """Return the locations of ``rows``."""
@@ -101,6 +101,11 @@ class Catalogue:
     def samples(self) -> int:
         """Number of cached samples."""
         return int(np.count_nonzero(self._locations.segment))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of their contents, as they are stored."""
+        return int(self._locations.length[self._locations.segment > 0].sum(dtype=np.int64))
 
     def find(self, ids: IntArray) -> RecordLocations:
         """Return the locations of samples ``ids``; other processes' segments show after about a second."""

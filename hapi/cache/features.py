@@ -1,28 +1,41 @@
 """Cache of features: the outputs of the frozen layers at one cut, kept on the local disk with their labels.
 
-What fits a bounded part of this process's memory is kept there too, after its checksum was verified.
+A record is raw or encoded by one of the exact codecs (:mod:`hapi.cache.writing.record_codec`), whichever its writer
+chose; it says which. Readers decode it in the thread that reads, ahead of the training. What fits a bounded part of
+this process's memory is kept there too, decoded, after its checksum was verified.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from hapi.arrays import Flags, IntArray, LabelArray
-from hapi.cache.disk_rates import DiskRates
+from hapi.arrays import Bytes, Flags, IntArray, LabelArray
+from hapi.cache.catalog import RecordLocations
+from hapi.cache.disk_rates import DiskRates, RateMeter, measure_disk
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.folder import CacheFolder
 from hapi.cache.key_file import KeyFile
 from hapi.cache.memory_rows import MemoryRows
 from hapi.cache.records import RecordCache
+from hapi.cache.writing.record_codec import PassTimes, RecordCodec
 from hapi.closing import Closing
+from hapi.codecs.choose import RAW, CodecFigures
+from hapi.codecs.names import AT_REST, NONE, CacheCodec, Codec
+from hapi.codecs.rows import decode_row, encode_rows
 from hapi.wire.frames import DTYPE_BYTES
 from hapi.wire.labels import LabelForm
 from hapi.wire.references import DatasetReference
-from hapi.wire.samples import Samples
+from hapi.wire.samples import Samples, offsets_of
 
+_PART_BYTES = 16 << 20
+"""Most bytes that are encoded or decoded at a time, unless one sample has more."""
+_SHRUNK = 1.005
+"""Least ratio of what counts as encoded."""
 _NAME = "features"
 """Name of the versions that features are, beside those of datasets."""
 
@@ -38,6 +51,9 @@ class FeatureCache(Closing):
         form: LabelForm,
         memory_bytes: int = 0,
         made_with: str = "",
+        *,
+        codec: CacheCodec = "auto",
+        reads: int = 1,
     ) -> None:
         """Use ``folder`` for the features of ``key``.
 
@@ -49,6 +65,8 @@ class FeatureCache(Closing):
             memory_bytes: most bytes that are kept in this process's memory too.
             made_with: what computes the features that are put: the device and the smallest batch. People see it in
                 ``hapi cache ls``, since the last bits may differ with it.
+            codec: encoding of the features that are put.
+            reads: passes in which they will be read, as far as is known.
 
         Raises:
             HapiError: the folder cannot be used, or has features of another key under the same digest.
@@ -62,6 +80,19 @@ class FeatureCache(Closing):
             folder, reference, count, form, key=KeyFile(key.to_json(), key.dataset.name, lines), behind=True
         )
         self._memory = MemoryRows(memory_bytes, count, self.sample_bytes, form)
+        self._probed = DiskRates(None, None)
+        self._decoding = RateMeter()
+        self._decoded: Codec | None = None
+        """Codec of the last record that was decoded."""
+        self.codec = RecordCodec(
+            codec,
+            DTYPE_BYTES[key.dtype],
+            self.sample_bytes,
+            room=self._records.room(count, float(self.sample_bytes)),
+            reads=reads,
+            rates=self._probed_rates,
+        )
+        """Codec of the features that are put."""
 
     @property
     def admits(self) -> bool:
@@ -79,10 +110,6 @@ class FeatureCache(Closing):
         """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self.held(ids).mean()) if len(ids) else 0.0
 
-    def room(self, samples: int) -> float:
-        """Share of ``samples`` for which the budget has room, from 0 to 1."""
-        return self._records.room(samples, float(self.sample_bytes))
-
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample's features."""
@@ -94,8 +121,15 @@ class FeatureCache(Closing):
         return self._memory.nbytes
 
     def rates(self) -> DiskRates:
-        """Return the measured rates of the disk, each of its last 64 MiB; None for what was not measured."""
-        return self._records.rates()
+        """Return the rates of the disk, of its last 64 MiB or of a probe; None for what was not measured."""
+        used = self._records.rates()
+        return DiskRates(used.read or self._probed.read, used.write or self._probed.write)
+
+    def _probed_rates(self) -> DiskRates:
+        """The rates of the disk, which is probed once where they are not known."""
+        if None in self.rates() and self._probed == DiskRates(None, None):
+            self._probed = measure_disk(self._records.folder.path)
+        return self.rates()
 
     def read(self, ids: IntArray, features: npt.NDArray[np.uint8], labels: LabelArray) -> Flags:
         """Read the features of cached samples into their rows.
@@ -119,22 +153,81 @@ class FeatureCache(Closing):
             return found
         rows = np.flatnonzero(~found)
         locations = self._records.find(ids[rows])
-        kept_rows = np.flatnonzero(locations.held & (locations.length == self.sample_bytes))
-        if len(kept_rows):
-            rows = rows[kept_rows]
-            kept = self._form.empty(len(rows))
-            flat = features.reshape(-1)
-            sound = self._records.fill(
-                ids[rows], locations.of(kept_rows), rows * self.sample_bytes, flat, kept
-            )
-            rows, kept = rows[sound], kept[sound]
-            labels[rows] = kept
-            found[rows] = True
-            if not self._memory.full:
-                self._memory.add(ids[rows], features[rows], kept)
+        raw = locations.held & (locations.length == self.sample_bytes)
+        encoded = locations.held & (locations.length < self.sample_bytes)
+        for kind, fill in ((raw, self._fill_raw), (encoded, self._fill_encoded)):
+            places = np.flatnonzero(kind)
+            if len(places):
+                into = rows[places]
+                found[into] = fill(ids[into], locations.of(places), into, features, labels)
+        if not self._memory.full:
+            came = rows[found[rows]]
+            self._memory.add(ids[came], features[came], labels[came])
         return found
 
-    def put(self, ids: IntArray, features: npt.NDArray[np.uint8], labels: LabelArray) -> None:
+    def _fill_raw(
+        self, ids: IntArray, locations: RecordLocations, rows: IntArray, features: Bytes, labels: LabelArray
+    ) -> Flags:
+        """Read raw records into their rows; True for those that are sound."""
+        kept = self._form.empty(len(rows))
+        flat = features.reshape(-1)
+        sound = self._records.fill(ids, locations, rows * self.sample_bytes, flat, kept)
+        labels[rows[sound]] = kept[sound]
+        return sound
+
+    def _fill_encoded(
+        self, ids: IntArray, locations: RecordLocations, rows: IntArray, features: Bytes, labels: LabelArray
+    ) -> Flags:
+        """Read encoded records, a bounded number of bytes at a time, and decode them into their rows."""
+        sound = np.zeros(len(ids), dtype=np.bool_)
+        room = np.empty(0, dtype=np.uint8)
+        for part in _parts(locations.length):
+            offsets = offsets_of(locations.length[part])
+            if len(room) < offsets[-1]:
+                room = np.empty(int(offsets[-1]), dtype=np.uint8)
+            places = np.arange(part.start, part.stop)
+            kept, codecs = self._form.empty(len(places)), np.empty(len(places), dtype=np.uint8)
+            spots = locations.of(places)
+            read = self._records.fill(ids[part], spots, offsets[:-1], room, kept, codecs)
+            whole, began = read.copy(), time.monotonic()
+            for place in np.flatnonzero(read).tolist():
+                stored = room[offsets[place] : offsets[place + 1]]
+                row = features[rows[part.start + place]]
+                whole[place] = decode_row(int(codecs[place]), stored, row, self.codec.itemsize)
+            self._decoding.add(int(whole.sum()) * self.sample_bytes, time.monotonic() - began)
+            if whole.any():
+                self._decoded = AT_REST[codecs[whole][-1]]
+            if (wrong := np.flatnonzero(read & ~whole)).size:
+                self._records.drop(ids[places[wrong]], spots.of(wrong))
+            labels[rows[places[whole]]] = kept[whole]
+            sound[part] = whole
+        return sound
+
+    def stored_as(self) -> CodecFigures | None:
+        """Return the codec of what is kept: its name and speeds as it was read or tried here, its ratio as it is.
+
+        None while nothing is kept, or where this process has neither read nor tried it.
+        """
+        stored, raw = self._records.stored_bytes, self._records.samples * self.sample_bytes
+        if not stored:
+            return None
+        if raw < _SHRUNK * stored:
+            return RAW
+        name = self._decoded or self.codec.name
+        tried = next((figures for figures in self.codec.figures if figures.name == name), None)
+        decode = self._decoding.rate or (None if tried is None else tried.decode_rate)
+        if name == NONE or decode is None:
+            return None
+        encode = tried.encode_rate if tried else decode
+        return CodecFigures(name=name, ratio=raw / stored, encode_rate=encode, decode_rate=decode)
+
+    def put(
+        self,
+        ids: IntArray,
+        features: npt.NDArray[np.uint8],
+        labels: LabelArray,
+        times: PassTimes | None = None,
+    ) -> None:
         """Keep the features of samples that are new, as far as there is room. Never raises.
 
         It may wait for the disk: what must not wait calls it behind the training.
@@ -143,10 +236,24 @@ class FeatureCache(Closing):
             ids: int64 [n].
             features: bytes of the features, uint8 [n, sample_bytes]; copied before this returns.
             labels: of the dataset's form, n of them.
+            times: of the pass that computed them, by which a codec may be chosen.
         """
-        offsets = np.arange(len(ids) + 1, dtype=np.int64) * self.sample_bytes
-        data = np.ascontiguousarray(features).reshape(-1)
-        self._records.put(Samples(ids=ids, data=data, offsets=offsets, labels=labels))
+        rows = np.ascontiguousarray(features)
+        codec = self.codec.at(rows, times) if self._records.admits and len(rows) else NONE
+        if codec == NONE:
+            offsets = np.arange(len(ids) + 1, dtype=np.int64) * self.sample_bytes
+            self._records.put(Samples(ids=ids, data=rows.reshape(-1), offsets=offsets, labels=labels))
+        else:
+            new = np.flatnonzero(~self._records.held(ids))
+            for part in _parts(np.full(len(new), self.sample_bytes)):
+                places = new[part]
+                data, lengths, codecs = encode_rows(
+                    codec, [rows[place].data for place in places], self.codec.itemsize
+                )
+                samples = Samples(
+                    ids=ids[places], data=data, offsets=offsets_of(lengths), labels=labels[places]
+                )
+                self._records.put(samples, codecs)
         self._memory.add(ids, features, labels)
 
     def flush(self) -> None:
@@ -156,3 +263,13 @@ class FeatureCache(Closing):
     def close(self) -> None:
         """Flush, and give the folder back; closing twice does nothing."""
         self._records.close()
+
+
+def _parts(lengths: npt.NDArray[np.integer]) -> Iterator[slice]:
+    """Slices of records of these lengths, each of a bounded number of bytes."""
+    ends, start = np.cumsum(lengths, dtype=np.int64), 0
+    while start < len(ends):
+        begin = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, begin + _PART_BYTES, side="right")))
+        yield slice(start, stop)
+        start = stop

@@ -44,7 +44,7 @@ MAX_DEFAULT_BYTES = 100 * 10**9
 """Largest default budget."""
 MARKER = "hapi-cache"
 _OLD_MARKER = "hapi-sample-cache"
-_FORMAT = b"2\n"
+_FORMAT = b"3\n"
 _LOCK, _USERS, OPEN, SEGMENT = "lock", "users", "open-", "segment-"
 LOCK_SECONDS = 2.0
 """Longest wait for a lock that is held for milliseconds: its owner may have been stopped."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hapi.cache.folder import SEGMENT, CacheFolder
 from hapi.cache.key_file import read_key_file
 from hapi.cache.recovery import Checked, verify_version
 from hapi.cache.segments import read_contents, seed_of
 from hapi.errors import DataError
+from hapi.wire.frames import DTYPE_BYTES
 
 
 def describe(folder: Path) -> str:
@@ -30,8 +32,16 @@ def _cut(key: dict[str, Any]) -> str:
     return f"model {key['prefix'][:12]}, cut {key['cut']} ({key['cut_name']}), {key['dtype']} {shape}"
 
 
-def count_records(folder: Path) -> int:
-    """Return the number of records in the sealed segments of a version."""
+class Stored(NamedTuple):
+    """Records in the sealed segments of a version."""
+
+    records: int
+    raw_bytes: int | None
+    """Bytes of the features before they were encoded; None for stored samples, which never are."""
+
+
+def count_records(folder: Path) -> Stored:
+    """Return what the sealed segments of a version hold."""
     seed, total = seed_of(folder.name), 0
     for path in folder.glob(f"{SEGMENT}*"):
         with contextlib.suppress(OSError, DataError):
@@ -40,7 +50,11 @@ def count_records(folder: Path) -> int:
                 total += len(read_contents(descriptor, seed).ids)
             finally:
                 os.close(descriptor)
-    return total
+    each = None
+    if (found := read_key_file(folder)) is not None:
+        with contextlib.suppress(KeyError, TypeError):
+            each = math.prod(map(int, found.key["shape"])) * DTYPE_BYTES[found.key["dtype"]]
+    return Stored(total, None if each is None else total * each)
 
 
 def verify(folder: CacheFolder, name: str) -> Checked:

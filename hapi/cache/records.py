@@ -1,8 +1,8 @@
 """Records of one version in the cache: stored samples of a dataset, or features of a key, each with its label.
 
-A record is read straight into its place in the caller's buffer, and checked. :mod:`hapi.cache.folder` decides which
-segments are admitted and removed, :mod:`hapi.cache.catalog` knows the location of each record,
-:mod:`hapi.cache.segments` reads and writes the files, and :mod:`hapi.cache.recovery` mends them.
+A record is read straight into its place in the caller's buffer, as it is stored, and checked.
+:mod:`hapi.cache.folder` decides which segments are admitted and removed, :mod:`hapi.cache.catalog` knows the location
+of each record, :mod:`hapi.cache.segments` reads and writes the files, and :mod:`hapi.cache.recovery` mends them.
 
 A damaged record is a miss, with one warning; it is fetched and kept anew, and the others of its segment stay. When
 writing fails (a full disk), nothing more is kept, with one warning. Neither stops the caller.
@@ -30,6 +30,7 @@ from hapi.cache.segments import (
     SegmentWriter,
     byte_rows,
     checksums,
+    codecs_in,
     head_bytes,
     record_bytes,
     seed_of,
@@ -129,13 +130,18 @@ class RecordCache(Closing):
         return self._catalogue.samples
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of their contents, as they are stored."""
+        return self._catalogue.stored_bytes
+
+    @property
     def admits(self) -> bool:
         """True while more samples can be cached, as far as is known."""
         return not self._stopped and time.monotonic() >= self._full_until
 
     def room(self, samples: int, mean_bytes: float) -> float:
-        """Share of ``samples`` of ``mean_bytes`` each for which the whole budget has room, from 0 to 1."""
-        return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + record_bytes(self._form))))
+        """Share of ``samples`` of ``mean_bytes`` each for which the whole budget has room; above 1 for more."""
+        return self.folder.budget / max(1.0, samples * (mean_bytes + record_bytes(self._form)))
 
     def held(self, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are cached; bool [n]."""
@@ -158,9 +164,15 @@ class RecordCache(Closing):
         return self._catalogue.find(ids)
 
     def fill(
-        self, ids: IntArray, locations: RecordLocations, starts: IntArray, out: Bytes, labels: LabelArray
+        self,
+        ids: IntArray,
+        locations: RecordLocations,
+        starts: IntArray,
+        out: Bytes,
+        labels: LabelArray,
+        codecs: Bytes | None = None,
     ) -> Flags:
-        """Read record i to ``out[starts[i]:]`` and its label, and check it.
+        """Read record i to ``out[starts[i]:]`` as it is stored, and its label, and check it.
 
         Args:
             ids: int64 [n].
@@ -168,6 +180,7 @@ class RecordCache(Closing):
             starts: offsets in ``out``, [n].
             out: room for the contents.
             labels: room for n labels.
+            codecs: room for the numbers of n codecs; None where an encoded record counts as damaged.
 
         Returns:
             bool [n]: False for a damaged one, which is dropped.
@@ -178,9 +191,12 @@ class RecordCache(Closing):
         read = self._read(locations, byte_rows(heads), out.data, bounds)
         self._reading.add(int(locations.length[read].sum(dtype=np.int64)), time.monotonic() - began)
         sound: Flags = read & (heads[:, 0] == checksums(heads, out.data, bounds, self._seed))
-        sound &= (heads[:, 1].view(np.int64) == ids) & (
-            heads[:, 2] == sizes(locations.length.astype(np.int64), self._form)
-        )
+        if codecs is None:
+            codecs = np.zeros(len(ids), dtype=np.uint8)
+        else:
+            codecs[:] = codecs_in(heads)
+        sound &= heads[:, 1].view(np.int64) == ids
+        sound &= heads[:, 2] == sizes(locations.length.astype(np.int64), self._form, codecs)
         if not sound.all():
             self.drop(ids[~sound], locations.of(np.flatnonzero(~sound)))
         labels[:] = self._form.from_words(heads[:, HEAD_WORDS:])
@@ -216,15 +232,20 @@ class RecordCache(Closing):
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def put(self, samples: Samples) -> None:
-        """Cache those of ``samples`` that are new, as far as there is room. Never raises."""
+    def put(self, samples: Samples, codecs: Bytes | None = None) -> None:
+        """Cache those of ``samples`` that are new, as far as there is room. Never raises.
+
+        Args:
+            samples: their contents, as they are to be stored.
+            codecs: numbers of the contents' codecs, uint8 [n]; None for raw ones.
+        """
         if not self.admits:
             return
         with self._writing:
             if self._stopped:
                 return
             try:
-                self._append(samples)
+                self._append(samples, np.zeros(len(samples), np.uint8) if codecs is None else codecs)
             except ConflictError:
                 self._full_until = time.monotonic() + _FULL_SECONDS
             except (OSError, HapiError) as error:
@@ -256,7 +277,7 @@ class RecordCache(Closing):
                 self.folder.detach(self.path, self._users)
                 self._users = None
 
-    def _append(self, samples: Samples) -> None:
+    def _append(self, samples: Samples, codecs: Bytes) -> None:
         lengths = np.diff(samples.offsets)
         rows = np.flatnonzero(~self.held(samples.ids) & (lengths <= self._longest))
         rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
@@ -272,7 +293,7 @@ class RecordCache(Closing):
             if len(part):
                 starts, began = samples.offsets[:-1][part], time.monotonic()
                 held = writer.append(
-                    samples.ids[part], samples.labels[part], samples.data, starts, lengths[part]
+                    samples.ids[part], samples.labels[part], samples.data, starts, lengths[part], codecs[part]
                 )
                 self._written.add(int(lengths[part].sum()), time.monotonic() - began)
                 self._catalogue.add(number, held)

@@ -17,10 +17,10 @@ from hapi.cache.file_locks import lock_at_once
 from hapi.cache.segments import (
     FOOT_BYTES,
     HEAD_WORDS,
-    SIZE_BITS,
     TRAILER_BYTES,
     WORD,
     Contents,
+    content_of,
     drop_records,
     finish,
     read_contents,
@@ -76,9 +76,9 @@ def _record_at(descriptor: int, start: int, size: int, seed: int) -> _Record | N
     head = os.pread(descriptor, _HEAD_BYTES, start)
     if len(head) < _HEAD_BYTES:
         return None
-    checksum, sample, fields = np.frombuffer(head, dtype=np.uint64).tolist()
-    length = fields & ((1 << SIZE_BITS) - 1)
-    stop = start + _HEAD_BYTES + (fields >> SIZE_BITS) * WORD + length
+    checksum, sample, coded = np.frombuffer(head, dtype=np.uint64).tolist()
+    words, length = content_of(coded)
+    stop = start + _HEAD_BYTES + words * WORD + length
     if stop > size or sample >> 63:
         return None
     others = os.pread(descriptor, stop - start - _HEAD_BYTES, start + _HEAD_BYTES)

@@ -1,9 +1,10 @@
 """Files of a cache: records one after the other, and a footer with the location of each.
 
-    record   checksum u64, id i64, size u64 (bytes of the content, and 2^32 times the words of the label), label
-             (words of 8 bytes), then the content; the checksum covers all after itself
+    record   checksum u64, id i64, size u64 (bytes of the content as it is stored, 2^32 times the words of the label,
+             and 2^56 times the number of the content's codec), label (words of 8 bytes), then the content; the
+             checksum covers all after itself
     footer   ids i64 [n], starts u32 [n], lengths u32 [n], dropped u8 [n]: not 0 for a record that was found damaged
-    trailer  "HAPISEG2", n u64, xxh3 of the footer without its last part, and of n, u64
+    trailer  "HAPISEG3", n u64, xxh3 of the footer without its last part, and of n, u64
 
 All checksums are seeded with the name of the version, so that a misplaced file is no segment. Readers rely on the
 checksums alone: a file that a power cut emptied counts as damaged. A record says how long it is, so a file without a
@@ -27,11 +28,12 @@ from hapi.wire.labels import SINGLE, LabelForm
 WORD = 8
 HEAD_WORDS = 3
 """Words before the label: checksum, id and size."""
-SIZE_BITS = 32
+SIZE_BITS, CODEC_BITS = 32, 56
+"""Lowest bits of a record's label words and codec in its size."""
 FOOT_BYTES = 17
 """Bytes of each record in the footer."""
 TRAILER_BYTES = 24
-_MAGIC = b"HAPISEG2"
+_MAGIC = b"HAPISEG3"
 _DROPPED = b"\xff"
 Heads = npt.NDArray[np.uint64]
 """[n, 3 + words]: checksum, id, size and label of n records."""
@@ -58,9 +60,26 @@ def segment_bytes(length: int, form: LabelForm) -> int:
     return length + record_bytes(form) + TRAILER_BYTES
 
 
-def sizes(lengths: IntArray, form: LabelForm) -> npt.NDArray[np.uint64]:
-    """Return the sizes in the heads of records with contents of these lengths."""
-    return lengths.astype(np.uint64) | np.uint64(form.words << SIZE_BITS)
+def sizes(lengths: IntArray, form: LabelForm, codecs: Bytes) -> npt.NDArray[np.uint64]:
+    """Return the sizes in the heads of n records.
+
+    Args:
+        lengths: bytes of the contents, [n].
+        form: of the labels.
+        codecs: numbers of the contents' codecs, uint8 [n].
+    """
+    numbers = codecs.astype(np.uint64) << np.uint64(CODEC_BITS)
+    return lengths.astype(np.uint64) | np.uint64(form.words << SIZE_BITS) | numbers
+
+
+def codecs_in(heads: Heads) -> Bytes:
+    """Return the numbers of the codecs that the heads of n records name, uint8 [n]."""
+    return (heads[:, 2] >> np.uint64(CODEC_BITS)).astype(np.uint8)
+
+
+def content_of(size: int) -> tuple[int, int]:
+    """Return (words of the label, bytes of the content) by the size in a record's head."""
+    return (size & ((1 << CODEC_BITS) - 1)) >> SIZE_BITS, size & ((1 << SIZE_BITS) - 1)
 
 
 def checksums(
@@ -196,7 +215,13 @@ class SegmentWriter:
         return int(np.searchsorted(np.cumsum(lengths + record_bytes(self.form)), room, side="right"))
 
     def append(
-        self, ids: IntArray, labels: LabelArray, data: Bytes, starts: IntArray, lengths: IntArray
+        self,
+        ids: IntArray,
+        labels: LabelArray,
+        data: Bytes,
+        starts: IntArray,
+        lengths: IntArray,
+        codecs: Bytes,
     ) -> Contents:
         """Write records at the end of the segment, and return their locations.
 
@@ -206,13 +231,14 @@ class SegmentWriter:
             data: bytes that hold the contents.
             starts: begin of each content in ``data``, [n].
             lengths: bytes of each content, [n].
+            codecs: number of each content's codec, uint8 [n].
 
         Raises:
             OSError: the file cannot be written.
         """
         size = head_bytes(self.form)
         heads = np.empty((len(ids), size // WORD), dtype=np.uint64)
-        heads[:, 1], heads[:, 2] = ids.view(np.uint64), sizes(lengths, self.form)
+        heads[:, 1], heads[:, 2] = ids.view(np.uint64), sizes(lengths, self.form, codecs)
         heads[:, HEAD_WORDS:] = self.form.to_words(labels)
         bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
         heads[:, 0] = checksums(heads, data.data, bounds, self.seed)

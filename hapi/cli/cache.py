@@ -70,9 +70,11 @@ def _open(name: str | None) -> CacheFolder:
 
 def _line(folder: CacheFolder, version: Version) -> str:
     path = folder.path / version.name
-    kept = f"{count_records(path):,} kept"
+    stored = count_records(path)
+    kept = f"{stored.records:,} kept"
+    raw = "" if stored.raw_bytes is None else f" for {format_bytes(stored.raw_bytes)} raw"
     used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
-    return f"{version.name}  {describe(path)}  {kept}  {format_bytes(version.bytes):>10}  {used}"
+    return f"{version.name}  {describe(path)}  {kept}  {format_bytes(version.bytes):>10}{raw}  {used}"
 
 
 def _clear(folder: CacheFolder, names: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hapi import units
 from hapi.cli.shared.numbers import Number, real, size
+from hapi.codecs.names import NONE
 from hapi.config.fields import flag_of
 from hapi.profiler.profile import Job
 from hapi.profiler.reuse.choose import Considered, ReusePlan
@@ -23,6 +24,7 @@ from hapi.profiler.reuse.facts import (
     Storage,
 )
 from hapi.profiler.reuse.job_cost import MODE_NAMES
+from hapi.profiler.reuse.measured_codecs import reported_codecs
 from hapi.profiler.reuse.reported import ReportedReuse
 
 CACHE_BYTES = 100 * 10**9
@@ -105,6 +107,9 @@ def _facts(args: argparse.Namespace, run: ReportedReuse | None) -> ReuseFacts:
     usual = Storage(bytes=CACHE_BYTES, read=READ_RATE, write=WRITE_RATE)
     usual = _measured(args, usual) if run is None else usual
     known = ReuseFacts(client=usual) if run is None else run.facts
+    if args.profile is not None:
+        measured = reported_codecs(args.profile)
+        known = replace(known, codecs=measured.kept, wire_codecs=measured.wire)
 
     def storage(before: Storage | None, nbytes: int | None) -> Storage | None:
         """Return a disk of ``nbytes`` with the rates of the flags; None for those of ``before``."""
@@ -154,6 +159,9 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
     name, cost = MODE_NAMES[one.mode], one.cost
     if cost is None:
         return (name, *["-"] * (7 if money else 6), _SHORT.get(one.rejected, one.rejected))
+    kept, sent = cost.choice.codec.name, cost.choice.wire.name
+    name += "" if kept == NONE else f" as {kept}"
+    name += "" if sent == NONE else f", sent as {sent}"
     return (
         name,
         str(cost.choice.cut) if cost.choice.mode.startswith("keep") else "-",

@@ -167,7 +167,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     if settings.log and not wants_folder(loaded):
         raise UsageError("--log: needs a run folder; leave --no-output out")
     check_loggers(settings.log)
-    for name in ("cache_dir", "cache_size", "cache_memory") if settings.cache == "off" else ():
+    for name in ("cache_dir", "cache_size", "cache_codec", "cache_memory") if settings.cache == "off" else ():
         if name in loaded.origins:
             raise UsageError(f"{flag_of(name)}: has no effect with --cache off")
     for epoch in settings.profile_epoch:

@@ -95,6 +95,9 @@ class Session(Closing):
         buffers = BufferPool(pinned=self.device.type == "cuda")
         self.keeping = Keeping(settings, job_context, buffers, tracer)
         """Caches of this side."""
+        one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
+        self.codecs = WireCodecs("none" if one_machine else settings.wire_codec)
+        """Encodings of features on the wire."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
         try:
@@ -116,6 +119,7 @@ class Session(Closing):
             tracer,
             self.meter,
             self.keeping,
+            self.codecs,
             buffers,
             self.planning,
             self.recheck,
@@ -163,11 +167,6 @@ class Session(Closing):
         self._servers.close()
         self.keeping.close()
         self.job_context.close()
-
-    @property
-    def codecs(self) -> WireCodecs:
-        """Encodings of features on the wire."""
-        return self._passes.codecs
 
     @property
     def last(self) -> PassReport:
@@ -271,6 +270,8 @@ class Session(Closing):
             features=self.keeping.training_features,
             refused=lambda: self.keeping.refusal,
             rates=self.keeping.rates,
+            codecs=self.keeping.codecs,
+            wire_codecs=self.codecs.costs,
             asked=self.meter.snapshot if server_keeps else None,
         )
         return ReuseChooser(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
+from hapi.codecs.names import CacheCodec
 from hapi.config.settings import setting, with_other_names
 from hapi.profiler.reuse.facts import MOST_PRICE, PRICES, Objective, Prices
 from hapi.profiler.strategies import PLANNERS
@@ -226,6 +227,11 @@ class NetworkSettings:
         low=1 << 20,
         high=1 << 48,
         unit="bytes",
+    )
+    cache_codec: CacheCodec = setting(
+        "encoding of features on that disk, all exact: none, zeros, planes, both, or auto: the one that pays, if any, "
+        "by the disk's measured rates. What is kept is read whatever its encoding",
+        default="auto",
     )
     cache_memory: int | None = setting(
         "most bytes of kept features in this process's memory too (default: an eighth of what is free, at most 1 GiB)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hapi.codecs.names import CacheCodec
 from hapi.config.settings import setting
 from hapi.process.free_memory import host_memory
 from hapi.server.http.slow_reader import PaceLimits
@@ -130,6 +131,11 @@ class ServiceSettings:
         low=1 << 20,
         high=_BYTES,
         unit="bytes",
+    )
+    cache_codec: CacheCodec = setting(
+        "encoding of features in --cache-dir, all exact: none, zeros, planes, both, or auto: the one that pays, if "
+        "any, by the disk's measured rates",
+        default="auto",
     )
     cache_memory: int = setting(
         "features of --cache-dir that are in memory too, beside --host-memory",

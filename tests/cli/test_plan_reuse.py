@@ -39,6 +39,30 @@ def test_seconds_and_money_side_by_side(saved: str, capsys: pytest.CaptureFixtur
     assert max(map(len, table)) <= 100
 
 
+def test_the_codecs_that_a_run_measured_are_planned_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "profile.json"
+    crafted([60_000] * 3, [0.01] * 3, [0.01] * 3, client_tier=free_tier("cpu"), step_seconds=1e-4).save(
+        str(saved)
+    )
+    figures = {"name": "zeros", "ratio": 8.0, "encode_rate": 5e9, "decode_rate": 5e9}
+    report = {
+        "epochs": [],
+        "plan": {"profile": json.loads(saved.read_text())},
+        "cache": {"codecs": [{"cut": 2, "codec": "zeros", "measured": [figures]}]},
+        "wire_codec": {"measured": {"1": [{**figures, "name": "planes"}]}},
+    }
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    flags = ["--bandwidth", "10Mbps", "--disk-read", "20MB/s"]
+    assert main(["plan", "--profile", str(tmp_path / "report.json"), *flags, "--json"]) == 0
+    reuse = json.loads(capsys.readouterr().out)["reuse"]
+    costs = {one["mode"]: one["cost"]["choice"] for one in reuse["candidates"] if one["cost"]}
+    assert costs["keep here"]["codec"]["name"] == "zeros"
+    assert main(["plan", "--profile", str(tmp_path / "report.json"), *flags]) == 0
+    assert "features here as zeros, sent as planes" in capsys.readouterr().out
+
+
 def test_the_document_has_it(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--profile", saved, "--json", "--epochs", "1", "--server-cache", "1GB"]) == 0
     reuse = json.loads(capsys.readouterr().out)["reuse"]

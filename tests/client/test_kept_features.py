@@ -18,8 +18,10 @@ from support.local_job import Interrupting, Silent, open_session
 
 from hapi.cache import catalog as cache_catalogue
 from hapi.cache.features import FeatureCache
+from hapi.cache.writing import line
 from hapi.client.caching import filling
 from hapi.client.session import Session
+from hapi.codecs.names import EXACT
 from hapi.errors import UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import open_source
@@ -175,7 +177,7 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = train(service, None, split=5)
-    monkeypatch.setattr(filling, "LINE_BYTES", 1)
+    monkeypatch.setattr(line, "LINE_BYTES", 1)
     put, release = FeatureCache.put, threading.Event()
 
     class Releasing(Silent):
@@ -195,8 +197,28 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
     assert "slower" in found[0]["cache"]["why"]
 
 
+@pytest.mark.parametrize("codec", EXACT)
+def test_encoded_features_give_the_same_losses(service: Service, tmp_path: Path, codec: str) -> None:
+    """Each epoch decodes them. A flipped bit costs one sample, and a job with another setting reads the others."""
+    reference = train(service, None, split=5)
+    found = train(service, tmp_path, split=5, cache_codec=codec, cache_memory=0)
+    check_same(reference, found)
+    assert of_epochs(found[0], "feature_hits") == [0, SAMPLES, SAMPLES]
+    (told,) = found[0]["cache"]["codecs"]
+    assert (told["cut"], told["codec"]) == (LAST, codec)
+    (segment,) = tmp_path.glob("*@*/segment-*")
+    content = bytearray(segment.read_bytes())
+    raw = of_epochs(found[0], "feature_bytes_written")[0]
+    assert len(content) < raw
+    content[len(content) // 2] ^= 8
+    segment.write_bytes(content)
+    again = train(service, tmp_path, split=5, cache_codec="none", cache_memory=0)
+    check_same(reference, again)
+    assert of_epochs(again[0], "feature_hits") == [SAMPLES - 1, SAMPLES, SAMPLES]
+
+
 def test_two_jobs_fill_one_key_in_turns(service: Service, tmp_path: Path) -> None:
-    """Batch by batch, each in an order of its own."""
+    """Batch by batch, each in an order of its own and with its own codec."""
 
     settings = {**JOB, "split": 5, "cache_dir": str(tmp_path)}
     with open_session(
@@ -208,7 +230,10 @@ def test_two_jobs_fill_one_key_in_turns(service: Service, tmp_path: Path) -> Non
         },
     ) as plain:
         alone = dict(_by_id(plain, 0))
-    with open_session(service, **settings, seed=1) as one, open_session(service, **settings, seed=2) as two:
+    with (
+        open_session(service, **settings, seed=1, cache_codec="planes", cache_memory=0) as one,
+        open_session(service, **settings, seed=2, cache_codec="zeros", cache_memory=0) as two,
+    ):
         for epoch in (0, 1):
             for first, second in zip(one.epoch(epoch), two.epoch(epoch), strict=True):
                 assert len(first[0]) == len(second[0])

@@ -11,7 +11,8 @@ from support.planning_tools import FREEZE, JOB, World, best_of, planning_in, run
 
 from hapi.client.planning.cache_facts import CacheFacts
 from hapi.client.planning.reuse_choice import ReuseChooser
-from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
+from hapi.profiler.reuse.choose import choose_reuse
+from hapi.profiler.reuse.facts import CodecCost, CutCodecs, KeptShare, Prices, ReuseFacts, Storage
 from hapi.profiler.reuse.job_cost import JobPricer
 
 DISK = Storage(bytes=10**12, read=1e9, write=1e9)
@@ -160,6 +161,35 @@ def test_facts_tell_what_the_caches_hold() -> None:
     cache.admits = False  # a full disk
     client = facts().client
     assert client is not None and client.bytes == 0
+
+
+def at_each_layer(codec: CodecCost, *, or_raw: bool = True) -> tuple[CutCodecs, ...]:
+    return tuple(CutCodecs(cut=cut, codecs=(codec,), or_raw=or_raw) for cut in range(1, FREEZE + 1))
+
+
+def test_the_codec_on_the_wire_is_in_the_price() -> None:
+    """Features of a quarter of the bytes cross sooner; what takes long to encode makes the job longer."""
+    job, seconds = replace(JOB, epochs=1), [choose_reuse(truth(), JOB, ReuseFacts(), splits=[FREEZE]).seconds]
+    for rate in (1e12, 1e3):
+        codec = CodecCost(name="planes", ratio=4.0, encode=rate, decode=rate)
+        facts = ReuseFacts(wire_codecs=at_each_layer(codec, or_raw=False))
+        found = choose_reuse(truth(), JOB, facts, splits=[FREEZE])
+        assert (found.mode, found.choice.wire.name) == ("recompute", "planes")
+        seconds.append(found.seconds)
+        free = ReuseFacts(wire_codecs=at_each_layer(codec))
+        chosen = choose_reuse(truth(), job, free, splits=[FREEZE]).choice.wire.name
+        assert chosen == ("planes" if rate == 1e12 else "none")
+    assert seconds[1] < seconds[0] < seconds[2]
+
+
+@pytest.mark.parametrize(("room", "codec"), [(2.0, "none"), (0.5, "zeros")])
+def test_the_codec_at_rest_is_chosen_by_the_room(room: float, codec: str) -> None:
+    shrinks = CodecCost(name="zeros", ratio=4.0, encode=1e9, decode=1e9)
+    profile, job = truth(), replace(JOB, epochs=30)
+    need = job.samples * profile.sent_bytes(FREEZE)
+    disk = Storage(bytes=int(room * need), read=1e12, write=1e12)
+    found = choose_reuse(profile, job, ReuseFacts(client=disk, codecs=at_each_layer(shrinks)), always=True)
+    assert (found.mode, found.codec) == ("keep here", codec)
 
 
 def test_features_are_kept_in_any_case_if_so_wanted() -> None:

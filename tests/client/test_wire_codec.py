@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.certificates import self_signed
 from support.http_tools import served
 from support.local_job import Silent, open_session, pack_blobs, service_of, settings_of, trainer_of
 
@@ -17,8 +19,10 @@ from hapi.client.loading import wire_codecs
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.session import Session
+from hapi.codecs.choose import CodecFigures
 from hapi.codecs.names import EXACT, LOSSY
 from hapi.errors import BadRequestError, UsageError, WireError
+from hapi.profiler.reuse.facts import RAW, ReuseFacts
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.checkpoints.resuming import identity_of
@@ -58,6 +62,22 @@ def test_losses_are_those_of_raw_features_in_fewer_bytes(store: Path) -> None:
     for codec in EXACT:
         assert found[codec][0] == found["none"][0]
         assert found[codec][1] < 0.9 * found["none"][1]
+
+
+def test_encoded_features_come_over_tls(store: Path, tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with served(store, tls=tls, cos_batch=4, threads=1) as server:
+        network = {"server": (f"https://127.0.0.1:{server.port}",), "ca_file": str(cert), "split": SPLIT}
+        found = {}
+        for codec in ("none", *EXACT, "int8"):
+            with Session.open(settings_of(**network, wire_codec=codec)) as session:
+                found[codec] = epoch_of(session), session.last.traffic.bytes_received
+    for codec in EXACT:
+        assert all(torch.equal(a, b) for a, b in zip(found[codec][0], found["none"][0], strict=True))
+        assert found[codec][1] < 0.9 * found["none"][1]
+    assert found["int8"][1] < 0.3 * found["none"][1]
 
 
 @pytest.mark.parametrize("codec", LOSSY)
@@ -163,6 +183,35 @@ def test_auto_follows_the_measured_link(job: Any) -> None:
     assert chosen(codecs, job, traffic_of(wire_codecs.FASTEST_LINK)) == "none"
     assert chosen(codecs, job, traffic_of(1e6, server=1e3)) == "none", "the server has no time for it"
     assert [f["ratio"] > 1 for f in codecs.to_json()["measured"][str(SPLIT)]]
+
+
+def test_auto_goes_on_encoding_where_that_is_all_of_the_server_s_work(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers' seconds of a pass have the encoding in them that is on."""
+    both = CodecFigures(name="zeros+planes", ratio=2.0, encode_rate=400e6, decode_rate=1e9)
+    monkeypatch.setattr(wire_codecs, "measure", lambda *_: (both,))
+    codecs = WireCodecs("auto")
+    encoding = 10 * job.sample_bytes() / both.encode_rate
+    for epoch, server in ((1, 0.0), (2, encoding), (3, encoding)):
+        assert chosen(codecs, job, traffic_of(300e6, server), epoch) == "zeros+planes"
+    assert chosen(codecs, job, traffic_of(300e6, 2 * encoding), epoch=4) == "none"
+
+
+def test_the_plan_knows_the_codec_that_is_on(job: Any) -> None:
+    codecs = WireCodecs("auto")
+    assert codecs.costs() == ()
+    chosen(codecs, job, traffic_of(1e6))
+    facts = ReuseFacts(wire_codecs=codecs.costs())
+    (cost,) = facts.wire_at(SPLIT)
+    assert cost.name == "zeros+planes" and cost.ratio > 1.5 and cost.encode > 0 < cost.decode
+    assert facts.wire_at(SPLIT + 1) == (RAW,) == facts.wire_at(0)
+    chosen(codecs, job, traffic_of(wire_codecs.FASTEST_LINK), epoch=2)
+    assert ReuseFacts(wire_codecs=codecs.costs()).wire_at(SPLIT) == (RAW,)
+    named = WireCodecs("fp16")
+    chosen(named, job, traffic_of(1e6), epoch=0)
+    (rounded,) = ReuseFacts(wire_codecs=named.costs()).wire_at(SPLIT)
+    assert (rounded.name, rounded.ratio) == ("fp16", 2.0)
 
 
 def test_auto_waits_for_bytes_that_tell(job: Any) -> None:

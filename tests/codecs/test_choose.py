@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hapi.codecs.choose import RAW, CodecFigures, Route, choose, pays_below
+from hapi.codecs.choose import RAW, CodecFigures, Route, Shelf, choose, pays_below
 from hapi.codecs.measure import measure
 
 PLANES = CodecFigures(name="planes", ratio=1.2, encode_rate=0.7e9, decode_rate=2e9)
@@ -34,9 +35,27 @@ def test_a_slower_encoder_changes_the_choice() -> None:
     assert choose(FIGURES, Route(link_rate=300e6, encoder_speed=0.1)) is RAW
 
 
-def test_the_disk_counts_as_the_link_does() -> None:
-    assert choose(FIGURES, Route(disk_rate=100e6)).name == "zeros+planes"
-    assert choose(FIGURES, Route()) is RAW
+DISK = Shelf(write_rate=100e6, read_rate=120e6, reads=9)
+
+
+def test_a_slow_disk_is_worth_a_codec() -> None:
+    assert choose(FIGURES, DISK).name == "zeros+planes"
+    assert choose(FIGURES, replace(DISK, read_rate=3e9, write_rate=1e9)) is RAW
+
+
+def test_what_is_read_behind_the_training_anyway_stays_raw() -> None:
+    """A training that takes longer than the disk loses what decoding takes, unless the room is short."""
+    slow = replace(DISK, training=1 / 50e6, computing=1 / 10e6)
+    assert choose(FIGURES, slow) is RAW
+    assert choose(FIGURES, replace(slow, room=2.0)) is RAW
+    assert choose(FIGURES, replace(slow, room=0.5)).name == "zeros+planes"
+    assert choose([PLANES], replace(slow, room=0.9)).name == "planes"
+
+
+def test_more_passes_are_worth_more_encoding() -> None:
+    slow = CodecFigures(name="planes", ratio=1.3, encode_rate=0.05e9, decode_rate=4e9)
+    assert choose([slow], replace(DISK, reads=1)) is RAW
+    assert choose([slow], replace(DISK, reads=30)) is slow
 
 
 def test_a_gain_of_one_per_cent_is_none() -> None:

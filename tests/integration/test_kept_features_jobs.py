@@ -1,4 +1,6 @@
-"""Whole trainings that share kept features: two at a time, one killed while it fills and resumed."""
+"""Whole trainings that share kept features: two at a time, each with a codec of its own for what it keeps, one killed
+while it fills and resumed with another one.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,21 @@ def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: 
     cache, checkpoint = tmp_path / "cache", tmp_path / "training.pt"
     with server(store) as running:
         train(*COMMON, "--server", running.url, "--cache", "off", "--report", str(plain))
-        shared = (*COMMON, "--server", running.url, "--cache", "auto", "--cache-dir", str(cache))
+        shared = (
+            *COMMON,
+            "--server",
+            running.url,
+            "--cache",
+            "auto",
+            "--cache-dir",
+            str(cache),
+            "--cache-memory",
+            "0",
+        )
         kept = ("--checkpoint", str(checkpoint), "--checkpoint-every", "1")
         jobs = [
-            start_train(*shared, *kept, "--epochs", "300"),
-            start_train(*shared, "--report", str(other)),
+            start_train(*shared, *kept, "--epochs", "300", "--cache-codec", "zeros"),
+            start_train(*shared, "--report", str(other), "--cache-codec", "zeros+planes"),
         ]
         wait_for(checkpoint.exists, 90, "a checkpoint")
         jobs[0].kill()
@@ -42,7 +54,7 @@ def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: 
         output = jobs[1].communicate(timeout=180)[0]
         assert jobs[1].returncode == 0, output
         assert losses(report_of(other)) == losses(report_of(plain)) and "came from the cache" in output
-        train(*shared, *kept, "--resume", "--epochs", "3", "--report", str(report))
+        train(*shared, *kept, "--resume", "--epochs", "3", "--cache-codec", "none", "--report", str(report))
     for figure in ("loss", "validation_loss", "samples"):
         assert of_epochs(report_of(report), figure) == of_epochs(report_of(plain), figure)
     assert of_epochs(report_of(report), "requests")[-1] == 0

@@ -17,7 +17,6 @@ from hapi.profiler.pipeline import FEWEST_ROWS, rows_asked
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import LEAST_GAIN, choose_reuse
 from hapi.profiler.reuse.facts import (
-    RAW,
     CodecCost,
     CutCodecs,
     KeptShare,
@@ -61,7 +60,11 @@ def facts(draw: st.DrawFn) -> ReuseFacts:
         server=draw(st.none() | storages),
         client_kept=tuple(draw(kept)),
         codecs=tuple(CutCodecs(cut=cut, codecs=(draw(codecs),)) for cut in (1, 2) if draw(st.booleans())),
-        wire_codecs=draw(st.booleans()),
+        wire_codecs=tuple(
+            CutCodecs(cut=cut, codecs=(draw(codecs),), or_raw=draw(st.booleans()))
+            for cut in (1, 3)
+            if draw(st.booleans())
+        ),
         trainers=draw(st.integers(1, 3)),
         refused=draw(st.sampled_from(["", "", "layer 3 is trained"])),
     )
@@ -76,7 +79,7 @@ def every_choice(profile: Profile, given_facts: ReuseFacts, job: Job) -> list[Ch
     ] or list(range(profile.last_split + 1))
     found = []
     for split in splits:
-        wires = given_facts.codecs_at(split) if split and given_facts.wire_codecs else (RAW,)
+        wires = given_facts.wire_at(split)
         found += [Choice(mode="recompute", cut=0, split=split, wire=wire) for wire in wires]
         if given_facts.client is not None and split == 0:
             found.append(Choice(mode="keep samples", cut=0, split=0))
@@ -84,8 +87,9 @@ def every_choice(profile: Profile, given_facts: ReuseFacts, job: Job) -> list[Ch
             continue
         if given_facts.server is not None and split:
             found += [
-                Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
+                Choice(mode="keep there", cut=split, split=split, codec=codec, wire=wire)
                 for codec in given_facts.codecs_at(split)
+                for wire in wires
             ]
         if given_facts.client is not None:
             found += [
@@ -197,6 +201,18 @@ def test_the_fast_part_of_a_disk_fills_up() -> None:
     assert cost.fill_seconds == pytest.approx(100, rel=0.02)
     assert disk.written(10.0, 0.0) == pytest.approx(need // 2 + (10 - need / 2e9) * need / 200)
     assert disk.seconds_to_write(disk.written(7.0, 11.0), 11.0) == pytest.approx(7.0)
+
+
+def test_encoding_shortens_what_is_filled_and_slows_the_filling() -> None:
+    """On a disk that needs 100 s for raw records: 50 s for half the bytes, and 50 s more for a slow codec."""
+    need = 1000 * (10_000 + RECORD_BYTES)
+    known = ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 100))
+    for encode, seconds in ((1e12, 50), (2e5, 100)):
+        codec = CodecCost(name="zeros", ratio=2.0, encode=encode, decode=1e12)
+        cost = simple(known, 40, codec=codec)
+        # Encoding also holds up the training, by up to half of what it takes.
+        assert cost.fill_seconds is not None and 0.95 < cost.fill_seconds / seconds < 1.3, encode
+        assert cost.kept_bytes == pytest.approx(need / 2, rel=0.01)
 
 
 def test_a_part_of_the_cache_is_used_and_rows_are_filled_up() -> None:

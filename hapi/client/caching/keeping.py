@@ -11,6 +11,7 @@ from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
+from hapi.cache.writing.record_codec import PassTimes
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.filling import ComputedRows, Filling
 from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, view_of
@@ -23,6 +24,7 @@ from hapi.closing import Closing
 from hapi.errors import UsageError
 from hapi.profiler.pipeline import FEWEST_ROWS
 from hapi.profiler.reuse.choose import ReusePlan
+from hapi.profiler.reuse.facts import CutCodecs
 from hapi.profiler.reuse.job_cost import Mode
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
@@ -138,6 +140,8 @@ class Keeping(Closing):
                 description.label_form,
                 max(0, self._memory_bytes - taken),
                 made_with=f"{context.device.type}, passes of {smallest} samples or more",
+                codec=self._settings.cache_codec,
+                reads=max(1, self._settings.epochs - 1),
             )
         return self._features[key.digest]
 
@@ -152,6 +156,8 @@ class Keeping(Closing):
         self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
         if reuse.mode == "keep here":
             self.cut = reuse.cut
+            for cache in self._features.values():
+                cache.codec.follow(reuse.codec)
 
     def training_features(self) -> Mapping[int, FeatureCache]:
         """Return the cache of the training samples' features by its cut; none where they may not be kept."""
@@ -159,6 +165,20 @@ class Keeping(Closing):
             return {}
         key = self._key(0, False)
         return {} if isinstance(key, Refusal) else {self.cut: self._cache(key, validation=False)}
+
+    def codecs(self) -> tuple[CutCodecs, ...]:
+        """Return the codecs of kept features of training samples, by cut: the one of most that are kept, if any, else
+        those that may be taken.
+        """
+        found = []
+        for cut, cache in self.training_features().items():
+            kept = cache.stored_as()
+            if kept is not None and cache.share(self._job_context.training_ids) > 0.5:
+                found.append(CutCodecs.measured(cut, (kept,), on=kept.name))
+            elif cache.codec.figures:
+                on = None if self._settings.cache_codec == "auto" else cache.codec.name
+                found.append(CutCodecs.measured(cut, cache.codec.figures, on))
+        return tuple(found)
 
     def rates(self) -> DiskRates:
         """Return the measured rates of the disk that features of training samples are kept on."""
@@ -169,9 +189,15 @@ class Keeping(Closing):
         """Reason why features of the training samples cannot be kept; empty if they can."""
         return self.refusals.get(False, "") if self._trusted else DISTRUSTED
 
-    def keep(self, source: PassFeatures, computed: ComputedRows) -> None:
-        """Keep features that were computed, behind the training."""
-        self._filling.offer(source.cache, computed, source.counts)
+    def keep(self, source: PassFeatures, computed: ComputedRows, times: PassTimes) -> None:
+        """Keep features that were computed, behind the training.
+
+        Args:
+            source: the pass's features.
+            computed: those of a batch.
+            times: of the pass so far.
+        """
+        self._filling.offer(source.cache, computed, source.counts, times)
 
     @property
     def why(self) -> str:
@@ -197,6 +223,9 @@ class Keeping(Closing):
             "bytes": None if folder is None else folder.budget,
             "cut": self.cut,
             "keys": sorted(self._features),
+            "codecs": [
+                {"cut": cache.key.cut, **cache.codec.to_json()} for _, cache in sorted(self._features.items())
+            ],
             "why": self.why,
         }
 

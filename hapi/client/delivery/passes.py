@@ -47,6 +47,7 @@ class Passes:
         tracer: Tracer,
         meter: Meter,
         keeping: Keeping,
+        codecs: WireCodecs,
         buffers: BufferPool,
         planning: SplitController | None,
         recheck: Recheck | None,
@@ -55,10 +56,7 @@ class Passes:
         self._settings, self._tracer, self._meter = settings, tracer, meter
         self._servers, self._device = job_context.servers, job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
-        self._buffers, self._learned = buffers, Learned()
-        one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
-        self.codecs = WireCodecs("none" if one_machine else settings.wire_codec)
-        """Encodings of features on the wire."""
+        self._codecs, self._buffers, self._learned = codecs, buffers, Learned()
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
         self._assembly = Assembly(
             job_context,
@@ -93,7 +91,7 @@ class Passes:
         if splits.measured:
             self._meter.follow(report.traffic)
         splits.begin()
-        self.codecs.begin(epoch)
+        self._codecs.begin(epoch)
         if not validation:
             self._keeping.follow(None if self._planning is None else self._planning.reuse)
         if self._recheck is not None:
@@ -139,7 +137,7 @@ class Passes:
                     self._recheck.check(number, batch)
                 report.timeline.begin(number, len(planned), batch)
                 if (found := batch.fetched) is not None:
-                    self.codecs.consider(
+                    self._codecs.consider(
                         found.job, found.features, report.traffic, report.samples, report.client.seconds
                     )
                 with report.client.running():
@@ -147,7 +145,7 @@ class Passes:
                     delivered.append(batch.ids)
                     report.handed_out(batch)
                     del batch
-                    computed = assembled.computed
+                    computed, stepping = assembled.computed, time.monotonic()
                     try:
                         with asked.step(meter), report.timeline.span("train step"):
                             yield assembled.features, assembled.labels
@@ -157,6 +155,7 @@ class Passes:
                             # that could have run under the step is short: a link feeds a GPU ten times slower.
                             finish(self._device)
                     finally:  # also when the loop is left here
+                        report.step_seconds += time.monotonic() - stepping
                         self._keep(source, computed)
                         del computed
                 waiting_since = time.monotonic()
@@ -180,7 +179,7 @@ class Passes:
     ) -> Prefetcher:
         settings, planning = self._settings, self._planning
         return Prefetcher(
-            lambda number: self.codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
+            lambda number: self._codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
             self._servers,
             planned[begin:],
             request_size=settings.request_size,
@@ -196,7 +195,7 @@ class Passes:
             check=settings.check_features == "on",
             movable=splits.movable,
             may_open=splits.may_open,
-            codecs=self.codecs,
+            codecs=self._codecs,
         )
 
     def _assembled(
@@ -212,7 +211,7 @@ class Passes:
         """Keep what was computed of a batch, once it is on the host."""
         if source is not None and computed is not None:
             finish(self._device)
-            self._keeping.keep(source, computed)
+            self._keeping.keep(source, computed, self.report.times())
 
     @staticmethod
     def _tell(splits: Splits, meter: Meter, number: int, asked: _Asked, link: LinkMeter, seen: float) -> None:

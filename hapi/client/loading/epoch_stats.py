@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from hapi.cache.writing.record_codec import PassTimes
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.prefetcher import Batch
@@ -65,6 +66,8 @@ class PassReport:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for its next batch."""
+    step_seconds: float = 0.0
+    """Seconds that it had batches in its hands."""
     client: BusyClock = field(default_factory=BusyClock)
     """Seconds in which this side computed: decode, frozen rest, and the training loop's own work."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -85,6 +88,11 @@ class PassReport:
         if batch.fetched is not None:
             split = batch.fetched.job.split
             self.splits[split] = self.splits.get(split, 0) + 1
+
+    def times(self) -> PassTimes:
+        """Return the seconds of a sample so far."""
+        samples = max(1, self.samples)
+        return PassTimes(self.step_seconds / samples, self.seconds / samples)
 
     @classmethod
     def over(cls, traffic: Traffic) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,9 +19,10 @@ from hapi.client.loading.link_stats import Traffic
 from hapi.client.settings import WireCodec
 from hapi.codecs.choose import CodecFigures, Route, choose
 from hapi.codecs.measure import measure
-from hapi.codecs.names import CODECS, LOSSY, NONE, Codec
+from hapi.codecs.names import CODECS, EXACT, LOSSY, NONE, Codec
 from hapi.errors import BadRequestError
 from hapi.models.tensors import tensor_bytes
+from hapi.profiler.reuse.facts import CutCodecs
 from hapi.wire import messages
 from hapi.wire.frames import codec_fits
 
@@ -53,7 +55,8 @@ class WireCodecs:
 
     def begin(self, epoch: int) -> None:
         """Begin a pass of ``epoch``."""
-        self._open, self._considered = self._named is None and epoch > 0, set()
+        self._open = self._named != NONE and (self._named is not None or epoch > 0)
+        self._considered = set()
 
     def encoded(self, job: ExtractionJob) -> ExtractionJob:
         """Return ``job`` with the codec for its split."""
@@ -84,7 +87,7 @@ class WireCodecs:
         samples: int,
         client_seconds: float,
     ) -> None:
-        """Choose the codec for ``job``'s split, once in a pass.
+        """Choose the codec for ``job``'s split, or measure the one that the user named; once in a pass.
 
         Args:
             job: of a batch that came.
@@ -96,6 +99,11 @@ class WireCodecs:
         split = job.split
         if not self._open or not split or split in self._considered or not samples:
             return
+        if self._named is not None:
+            self._considered.add(split)
+            if codec_fits(self._named, _name(job.dtype)):
+                self._measure(job, features, (self._named,))
+            return
         link_rate = traffic.link.recent()
         if link_rate is None or traffic.bytes_received < ENOUGH_BYTES:
             return
@@ -103,16 +111,33 @@ class WireCodecs:
         if link_rate >= FASTEST_LINK:
             self._chosen.pop(split, None)
             return
-        if split not in self._figures:
-            self._figures[split] = measure(_parts(tensor_bytes(features)), job.dtype.itemsize)
-        computed = samples * job.sample_bytes()
+        figures = self._measure(job, features, EXACT)
+        computed, on = samples * job.sample_bytes(), self._chosen.get(split, NONE)
+        # What the servers did in this pass has the encoding in it that is on.
+        encoding = sum(1 / found.encode_rate for found in figures if found.name == on)
         route = Route(
             link_rate=link_rate,
-            encoder_busy=traffic.server_seconds() / computed,
+            encoder_busy=max(0.0, traffic.server_seconds() / computed - encoding),
             decoder_busy=client_seconds / computed,
         )
-        chosen = choose(self._figures[split], route).name
+        chosen = choose(figures, route).name
         self._chosen[split] = next(codec for codec in CODECS if codec == chosen)
+
+    def _measure(
+        self, job: ExtractionJob, features: torch.Tensor, names: Sequence[Codec]
+    ) -> tuple[CodecFigures, ...]:
+        """What the codecs achieve on features of ``job``'s split, measured when it is met first."""
+        if job.split not in self._figures:
+            parts = _parts(tensor_bytes(features))
+            self._figures[job.split] = measure(parts, job.dtype.itemsize, names)
+        return self._figures[job.split]
+
+    def costs(self) -> tuple[CutCodecs, ...]:
+        """Return the codec that features come in, with what was measured of it, by split; from any thread."""
+        return tuple(
+            CutCodecs.measured(split, figures, on=self._named or self._chosen.get(split, NONE))
+            for split, figures in sorted(self._figures.items())
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, for a run's report."""

@@ -52,6 +52,8 @@ class CacheFacts:
     """Bytes per second that the disk reads and writes, as measured; None for what was not."""
     codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
     """Codecs measured on what is kept."""
+    wire_codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
+    """Codecs measured on what crosses."""
     asked: Callable[[], Snapshot] | None = None
     """What servers that keep features were asked for; None where they keep none."""
 
@@ -78,6 +80,7 @@ class CacheFacts:
                 KeptShare(cut=cut, share=share) for cut, share in sorted(kept.items()) if share
             ),
             codecs=self.codecs(),
+            wire_codecs=self.wire_codecs(),
             samples=max(1, len(self.ids)) * self.views,
             trainers=self.trainers,
             refused=self.refused(),

@@ -96,10 +96,11 @@ class ReuseChooser:
             return None
         choice = self.plan.choice
         if choice.mode in ("keep samples", "keep there") and split != choice.split:
-            choice = Choice(mode="recompute", cut=0, split=split, wire=choice.wire)
+            choice = Choice(mode="recompute", cut=0, split=split)
         elif choice.mode == "keep here" and split > choice.cut:
             return float("inf")
-        choice = replace(choice, split=split)
+        wire = choice.wire if split == choice.split else self._last.wire_at(split)[0]
+        choice = replace(choice, split=split, wire=wire)
         return JobPricer(self._profile, self._job, self._last, choice).job_cost(self._prices).seconds
 
     def epoch_seconds(self, samples: int) -> float | None:

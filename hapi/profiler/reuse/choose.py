@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from hapi import units
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.facts import RAW, CodecCost, Objective, Prices, ReuseFacts
+from hapi.profiler.reuse.facts import CodecCost, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
 
 LEAST_GAIN = 0.01
@@ -165,7 +166,7 @@ def choices(profile: Profile, facts: ReuseFacts, splits: Sequence[int]) -> Itera
     epoch, and leaves less to compute.
     """
     for split in splits:
-        for wire in _on_the_wire(facts, split):
+        for wire in facts.wire_at(split):
             yield Choice(mode="recompute", cut=0, split=split, wire=wire)
     if facts.client is not None and not facts.samples_refused and 0 in splits:
         yield Choice(mode="keep samples", cut=0, split=0)
@@ -173,17 +174,13 @@ def choices(profile: Profile, facts: ReuseFacts, splits: Sequence[int]) -> Itera
         return
     if facts.server is not None:
         for split in splits:
-            for codec in facts.codecs_at(split) if split else ():
-                yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
+            for codec, wire in product(facts.codecs_at(split), facts.wire_at(split)) if split else ():
+                yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=wire)
     if facts.client is not None:
         for cut, codec in worthwhile_cuts(profile, facts):
             for split in splits:
-                for wire in _on_the_wire(facts, split) if split <= cut else ():
+                for wire in facts.wire_at(split) if split <= cut else ():
                     yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
-
-
-def _on_the_wire(facts: ReuseFacts, split: int) -> tuple[CodecCost, ...]:
-    return facts.codecs_at(split) if split and facts.wire_codecs else (RAW,)
 
 
 def worthwhile_cuts(profile: Profile, facts: ReuseFacts) -> list[tuple[int, CodecCost]]:

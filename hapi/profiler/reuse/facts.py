@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast, get_args
 
+from hapi.codecs.choose import CodecFigures
 from hapi.errors import UsageError
 from hapi.profiler.reading import read_strictly
 
@@ -80,16 +82,41 @@ class CodecCost:
             raise UsageError(f"codec {self.name}: needs a ratio of at least 1 and rates above 0")
 
 
+MOST_RATE = 1e12
+"""Bytes per second for what took no time that a clock shows."""
 RAW = CodecCost(name="none", ratio=1.0, encode=3e9, decode=3e9)
 """Raw bytes, which are copied and have a checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutCodecs:
-    """Codecs that may be used on the output of one layer, beside :data:`RAW`."""
+    """Codecs that may be used on the output of one layer."""
 
     cut: int
     codecs: tuple[CodecCost, ...]
+    or_raw: bool = True
+    """False where one of them is on in any case."""
+
+    @classmethod
+    def measured(cls, cut: int, figures: Iterable[CodecFigures], on: str | None = None) -> Self:
+        """Return the codecs of ``cut``.
+
+        Args:
+            cut: the layer.
+            figures: as they were measured on its features.
+            on: name of the one that is on in any case; None where a plan may choose.
+        """
+        costs = tuple(
+            CodecCost(
+                name=found.name,
+                ratio=max(1.0, found.ratio),
+                encode=min(MOST_RATE, found.encode_rate),
+                decode=min(MOST_RATE, found.decode_rate),
+            )
+            for found in figures
+            if found.name != RAW.name and on in (None, found.name)
+        )
+        return cls(cut=cut, codecs=costs, or_raw=on is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +138,9 @@ class ReuseFacts:
     client_kept: tuple[KeptShare, ...] = ()
     server_kept: tuple[KeptShare, ...] = ()
     codecs: tuple[CutCodecs, ...] = ()
-    """Measured codecs, by cut."""
-    wire_codecs: bool = False
-    """True if features may be encoded on the wire too."""
+    """Codecs that were measured at rest, by cut."""
+    wire_codecs: tuple[CutCodecs, ...] = ()
+    """Codecs that were measured on the wire, by split."""
     samples: int | None = None
     """Samples that all trainers of the job use; None for those of one epoch of this one."""
     trainers: int = 1
@@ -131,8 +158,12 @@ class ReuseFacts:
         return next((kept.share for kept in self.server_kept if kept.cut == cut), 0.0)
 
     def codecs_at(self, cut: int) -> tuple[CodecCost, ...]:
-        """Return the codecs for ``cut``, raw first."""
-        return (RAW, *(codec for found in self.codecs if found.cut == cut for codec in found.codecs))
+        """Return the codecs of what is kept at ``cut``, raw first if it may be."""
+        return _codecs_of(self.codecs, cut)
+
+    def wire_at(self, split: int) -> tuple[CodecCost, ...]:
+        """Return the codecs of what crosses at ``split``, raw first if it may be; stored samples cross as they are."""
+        return _codecs_of(self.wire_codecs, split) if split else (RAW,)
 
     def to_json(self) -> dict[str, Any]:
         """Return a document that :meth:`from_json` reads back."""
@@ -142,6 +173,12 @@ class ReuseFacts:
     def from_json(cls, document: Any, where: str = "reuse") -> Self:
         """Parse ``document``; :class:`ConfigError` names the first field below ``where`` that is wrong."""
         return cast(Self, read_strictly(cls, document, where))
+
+
+def _codecs_of(known: tuple[CutCodecs, ...], cut: int) -> tuple[CodecCost, ...]:
+    found = [one for one in known if one.cut == cut]
+    raw = (RAW,) if all(one.or_raw or not one.codecs for one in found) else ()
+    return (*raw, *(codec for one in found for codec in one.codecs))
 
 
 PRICES = {

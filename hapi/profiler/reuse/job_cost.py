@@ -91,10 +91,23 @@ class JobPricer:
         self.storage: Storage | None = None
         self.kept_before = 0.0
         if choice.mode != "recompute":
-            self.storage = facts.server if on_server else facts.client
+            self.storage = self._filled(facts.server if on_server else facts.client)
             self.kept_before = facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
         self.room = self._room()
         """Largest share of the samples that is ever kept."""
+
+    def _filled(self, storage: Storage | None) -> Storage | None:
+        """``storage`` as the thread fills it that encodes what it writes."""
+        codec = self.choice.codec
+        if storage is None or codec.name == RAW.name:
+            return storage
+        encoding = self._content / codec.encode / self.sample_bytes
+        slow = storage.slow_write
+        return replace(
+            storage,
+            write=1 / (1 / storage.write + encoding),
+            slow_write=None if slow is None else 1 / (1 / slow + encoding),
+        )
 
     def _room(self) -> float:
         if self.storage is None:
@@ -115,15 +128,13 @@ class JobPricer:
             return wire
         read = self.sample_bytes * self.storage.seconds_to_read(share * self.samples * self.sample_bytes)
         if choice.mode == "keep there":
-            # Kept as they are sent: nothing has to be decoded there, nor encoded anew.
             return replace(
                 wire,
                 server_hits=share,
                 server_hit_read_seconds=read,
-                server_hit_read_cpu=self.sample_bytes / RAW.decode,
+                server_hit_read_cpu=content / choice.codec.decode,
                 server_keeping=keeping,
-                server_keep_cpu=self.sample_bytes / RAW.encode,
-                wire_encode_cpu=(1 - share) * wire.wire_encode_cpu,
+                server_keep_cpu=content / choice.codec.encode,
             )
         return replace(
             wire,

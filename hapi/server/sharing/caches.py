@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hapi.arrays import Bytes, IntArray, LabelArray
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
+from hapi.cache.writing.line import WriterLine
 from hapi.closing import Closing
+from hapi.codecs.names import CacheCodec
 from hapi.errors import HapiError
-from hapi.process.threads import Threads
 from hapi.wire.labels import LabelForm
 
 log = logging.getLogger("hapi.server")
 
 OPEN_KEYS = 16
 """Keys whose files stay open when no request uses them."""
-UNWRITTEN_BYTES = 64 << 20
-"""Features that wait to be written; more are not kept, so that a slow disk holds up nobody."""
-FLUSH_SECONDS = 5.0
-"""Seconds after which what was written is made to outlive this process, should it be killed."""
 CLOSE_SECONDS = 10.0
 """Longest time for what waits to be written when the server ends."""
 
@@ -48,25 +44,27 @@ class _Open:
 class FeatureCaches(Closing):
     """Feature caches by key, in one folder. Thread-safe."""
 
-    def __init__(self, folder: CacheFolder, memory_bytes: int = 0, most_open: int = OPEN_KEYS) -> None:
+    def __init__(
+        self,
+        folder: CacheFolder,
+        memory_bytes: int = 0,
+        most_open: int = OPEN_KEYS,
+        codec: CacheCodec = "auto",
+    ) -> None:
         """Keep features in ``folder``.
 
         Args:
             folder: the cache's folder.
             memory_bytes: of each open key's memory.
             most_open: keys that stay open unused.
+            codec: encoding of what is kept.
         """
         self.folder = folder
         self._memory_bytes = memory_bytes
-        self._most_open = most_open
+        self._most_open, self._codec = most_open, codec
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
-        self._changed = threading.Condition()
-        self._unwritten: deque[tuple[int, Callable[[], None]]] = deque()
-        """Bytes, and what writes them; the first is being written."""
-        self._closed = False
-        self._writer = Threads(1, "hapi-keep")
-        self._writer.submit_in(None, self._write_all)
+        self._line = WriterLine("hapi-keep", flush=self._flush)
 
     @contextmanager
     def of(self, key: FeatureKey, count: int, form: LabelForm) -> Iterator[FeatureCache | None]:
@@ -101,47 +99,20 @@ class FeatureCaches(Closing):
                     entry.cache.put(ids, features, labels)
                     entry.changed = True
 
-        with self._changed:
-            waiting = sum(nbytes for nbytes, _ in self._unwritten)
-            if not self._closed and (not waiting or waiting + features.nbytes <= UNWRITTEN_BYTES):
-                self._unwritten.append((features.nbytes, write))
-                self._changed.notify_all()
+        self._line.offer(features.nbytes, write)
 
     def written(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until nothing waits to be written; return whether that came about within ``seconds``."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._unwritten, seconds)
+        return self._line.wait(seconds)
 
     def close(self) -> None:
         """Write what waits, and close all keys."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
         self.written()
-        self._writer.close()
+        self._line.close(CLOSE_SECONDS)
         with self._lock:
             entries, self._open = list(self._open.values()), OrderedDict()
         for entry in entries:
             entry.cache.close()
-
-    def _write_all(self) -> None:
-        """Write what comes until the end, and flush when nothing has come for a while."""
-        flushed_at = time.monotonic()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._unwritten or self._closed, FLUSH_SECONDS)
-                if self._closed and not self._unwritten:
-                    return
-                write = self._unwritten[0][1] if self._unwritten else None
-            if write is not None:
-                with suppress(Exception):  # of memory that is short; the disk's errors are not raised
-                    write()
-                with self._changed:
-                    self._unwritten.popleft()
-                    self._changed.notify_all()
-            if write is None or time.monotonic() - flushed_at >= FLUSH_SECONDS:
-                self._flush()
-                flushed_at = time.monotonic()
 
     def _flush(self) -> None:
         with self._lock:
@@ -165,7 +136,7 @@ class FeatureCaches(Closing):
             entry = self._open.get(key.digest)
             if entry is None:
                 try:
-                    cache = FeatureCache(self.folder, key, count, form, self._memory_bytes)
+                    cache = FeatureCache(self.folder, key, count, form, self._memory_bytes, codec=self._codec)
                 except (HapiError, OSError) as error:
                     log.warning("feature cache not used: %s", error)
                     return None

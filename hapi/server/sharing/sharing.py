@@ -110,7 +110,7 @@ def make_sharing(settings: ServiceSettings, host_budget: int, code: str, workers
                 "give a larger --cos-batch, or none"
             )
         folder = CacheFolder.open(settings.cache_dir, settings.cache_size, "--cache-dir")
-        caches = FeatureCaches(folder, settings.cache_memory)
+        caches = FeatureCaches(folder, settings.cache_memory, codec=settings.cache_codec)
     table = SharingTable(shared_bytes(settings.share_memory, host_budget))
     kinds = sorted({device_kind(worker.device.device) for worker in workers.all})
     return Sharing(table, caches, code=code, device=",".join(kinds), tf32=settings.tf32)

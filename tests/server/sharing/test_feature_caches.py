@@ -107,7 +107,7 @@ def test_a_folder_that_goes_away_fails_no_request(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def gone(*arguments: object) -> None:
+    def gone(*arguments: object, **named: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("hapi.server.sharing.caches.FeatureCache", gone)
