@@ -181,7 +181,9 @@ def _device_rates(device: torch.device) -> tuple[float, float]:
     import torch
 
     from hapi.models.devices import finish
+    from hapi.profiler.timing import work_clock
 
+    clock = work_clock(device)
     square = torch.ones(_MATRIX, _MATRIX, device=device)
     source = torch.ones(_PATTERN_BYTES // 4, device=device)
     target = torch.empty_like(source)
@@ -194,7 +196,7 @@ def _device_rates(device: torch.device) -> tuple[float, float]:
         target.copy_(source)
         finish(device)
 
-    return 2 * _MATRIX**3 / _fastest(multiply), 2 * _PATTERN_BYTES / _fastest(copy)
+    return 2 * _MATRIX**3 / _fastest(multiply, clock), 2 * _PATTERN_BYTES / _fastest(copy, clock)
 
 
 def _copies(device: torch.device) -> tuple[float, float]:

@@ -8,6 +8,7 @@ timed ones of their kind compare with the same prediction. The profile's notes s
 from __future__ import annotations
 
 import copy
+import os
 import platform
 import statistics
 import time
@@ -23,10 +24,12 @@ from hapi.errors import ModelError
 from hapi.models.devices import finish
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.views import shadow
+from hapi.process.processors import processor_count
 from hapi.profiler.fit import Tier
 from hapi.profiler.machine import Machine
 from hapi.profiler.profile import LinkProfile, Profile, ServerProfile
 from hapi.profiler.sizes import sizes_of
+from hapi.profiler.timing import work_clock
 from hapi.profiler.work import LayerWork, fill, layer_work
 
 STORE_BYTES_PER_SECOND = 500e6
@@ -147,7 +150,16 @@ def _notes(machine: Machine) -> tuple[str, ...]:
         f"assumed: the store gives {STORE_BYTES_PER_SECOND / 1e6:.0f} MB/s, a request costs "
         f"{REQUEST_SECONDS * 1e3:.0f} ms, the front stays loaded, the server is built like this machine"
     )
-    return measured, assumed
+    return (measured, *_busy(), assumed)
+
+
+def _busy() -> tuple[str, ...]:
+    """A line about other work on this machine, if there is so much that what was measured may be wrong."""
+    load, processors = os.getloadavg()[0], processor_count()
+    if load <= processors:
+        return ()
+    busy = f"this machine was busy (load {load:.1f} on {processors} processors)"
+    return (f"{busy}: seconds may be too long; measure again (--remeasure) when it is idle",)
 
 
 _STEP_PASSES = 10
@@ -275,11 +287,11 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of ``work``, after a run to warm up."""
-    seconds = []
+    """Seconds of ``work``, after a run to warm up; other processes lengthen them only where several threads work."""
+    seconds, clock = [], work_clock(device)
     for _ in range(_RUNS):
-        started = time.perf_counter()
+        started = clock()
         work()
         finish(device)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     return statistics.median(seconds[1:])

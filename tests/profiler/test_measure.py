@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from hapi.errors import ModelError
 from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec, structure
+from hapi.profiler import measure as measure_module
 from hapi.profiler.machine import Machine
 from hapi.profiler.measure import Conditions, measure
 from hapi.profiler.work import layer_work
@@ -124,3 +127,21 @@ def test_a_model_that_does_not_run_or_train_is_one_line(module: nn.Module, said:
     with pytest.raises(ModelError, match=f"cannot be timed: .*{said}") as found:
         measure(layered(module, (8,)), "odd", 0, Conditions(), machine=MACHINE)
     assert "\n" not in str(found.value)
+
+
+def test_waiting_for_a_processor_is_no_work_of_one_thread() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads, counts in ((1, False), (2, True)):
+            torch.set_num_threads(threads)
+            seconds = measure_module._timed(lambda: time.sleep(0.02), torch.device("cpu"))
+            assert (seconds >= 0.02) is counts
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.5, False), (2.0, False), (9.75, True)])
+def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch, load: float, said: bool) -> None:
+    monkeypatch.setattr(measure_module.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(measure_module, "processor_count", lambda: 2)
+    assert any("load 9.8 on 2 processors" in line for line in measure_module._busy()) is said
