@@ -28,8 +28,12 @@ PLANES: dict[int, tuple[tuple[int, str], ...]] = {
 shrink together or not at all.
 """
 LEVEL = 1
+LONG_MATCHES = {"min_match": 7, "hash_log": 6}
+"""zstd's parameters for planes that hardly repeat: few matches are looked for and only long ones taken, as in exponents
+short ones are chance, and cost more bytes and time than they save.
+"""
 PROBE_BYTES = 16 << 10
-"""Bytes from the middle of a plane that tell whether it shrinks."""
+"""Bytes from the middle of a plane that tell whether it shrinks, and by which parameters more."""
 LEAST_GAIN = 1 / 16
 """Part of a plane's bytes that compression must save."""
 MOST_WINDOW = 8 << 20
@@ -42,11 +46,12 @@ _local = threading.local()
 def pack(part: npt.NDArray[Any]) -> bytes | memoryview:
     """Return the bytes of a plane: compressed if that saves enough of them, otherwise as they are."""
     raw = part.view(np.uint8)
-    if raw.nbytes > 4 * PROBE_BYTES:
-        middle = raw.nbytes // 2
-        if not _shrinks(raw[middle : middle + PROBE_BYTES]):
-            return raw.data
-    packed = _compressor().compress(raw.data)
+    middle, length = raw.nbytes // 2, min(PROBE_BYTES, -(-raw.nbytes // 4))
+    probe, compressors = raw[middle : middle + length].data, _compressors()
+    sizes = [len(compressor.compress(probe)) for compressor in compressors]
+    if length == PROBE_BYTES and min(sizes) > (1 - LEAST_GAIN) * length:
+        return raw.data
+    packed = compressors[sizes.index(min(sizes))].compress(raw.data)
     return packed if len(packed) <= (1 - LEAST_GAIN) * raw.nbytes else raw.data
 
 
@@ -118,15 +123,17 @@ def section(body: memoryview) -> tuple[memoryview, memoryview]:
     return body[:length], body[length:]
 
 
-def _shrinks(part: npt.NDArray[np.uint8]) -> bool:
-    return len(_compressor().compress(part.data)) <= (1 - LEAST_GAIN) * len(part)
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    """This thread's own: one works for one thread at a time."""
-    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+def _compressors() -> tuple[zstandard.ZstdCompressor, zstandard.ZstdCompressor]:
+    """This thread's own, as one works for one thread at a time: for planes that hardly repeat, and for others."""
+    found: tuple[zstandard.ZstdCompressor, zstandard.ZstdCompressor] | None = getattr(
+        _local, "compressors", None
+    )
     if found is None:
-        found = _local.compressor = zstandard.ZstdCompressor(level=LEVEL)
+        long_matches = zstandard.ZstdCompressionParameters.from_level(LEVEL, **LONG_MATCHES)
+        found = _local.compressors = (
+            zstandard.ZstdCompressor(compression_params=long_matches),
+            zstandard.ZstdCompressor(level=LEVEL),
+        )
     return found
 
 

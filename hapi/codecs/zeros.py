@@ -35,7 +35,9 @@ def split(words: Words) -> tuple[npt.NDArray[np.uint8], Words]:
 
 def positions(bitmap: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
     """Return where the elements lie that a bitmap of ``count`` of them calls not zero."""
-    return np.flatnonzero(np.unpackbits(bitmap, count=count))
+    return np.flatnonzero(
+        np.unpackbits(bitmap, count=count).view(np.bool_)
+    )  # of bytes it takes six times as long
 
 
 def join(places: npt.NDArray[np.intp], values: Words, out: Words) -> None:
