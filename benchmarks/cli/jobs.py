@@ -1,4 +1,4 @@
-"""The benchmark of whole jobs: what several epochs cost with and without kept features."""
+"""The benchmarks of whole jobs: what several epochs cost with and without kept features."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.benchmark import Benchmark, Outcome, recorded_outcome, tell, with_given
+from benchmarks.cli.benchmark import (
+    Benchmark,
+    Outcome,
+    outcome_of,
+    recorded_outcome,
+    tell,
+    with_given,
+)  # fmt: skip
 from benchmarks.cli.options import (
     CSV,
     FIGURE,
@@ -81,6 +88,15 @@ def _outcome(records: list[dict[str, Any]], counts: tuple[int, ...], prices: Any
     return replace(outcome, conditions={**outcome.conditions, "disk writes": written or "not measured"})
 
 
+def _hits(args: argparse.Namespace) -> Outcome:
+    from benchmarks.epochs.hits import HitsSettings, measure_hits
+
+    settings = with_given(HitsSettings(), args, samples="samples", bs="bs", epochs="epochs")
+    if settings.bs > settings.samples:
+        raise UsageError(f"--bs {settings.bs}: there are fewer samples ({settings.samples})")
+    return outcome_of(measure_hits(settings))
+
+
 def _models(names: Any) -> tuple[str, ...]:
     """``names``, checked before anything is started."""
     from benchmarks.epochs.settings import MODELS, REAL_JOBS
@@ -119,5 +135,15 @@ BENCHMARKS = (
             CSV,
         ),
         run=_epochs,
+    ),
+    Benchmark(
+        name="hits",
+        help="epochs whose features are all kept, beside a plain loop over a tensor",
+        options=(
+            samples("4096", high=1 << 17),
+            batch("64"),
+            number("--epochs", count(6, 10_000), "of the job; 25 of 30 are timed", "30"),
+        ),
+        run=_hits,
     ),
 )  # fmt: skip

@@ -23,7 +23,10 @@ from benchmarks.split.replay import mean_profile, priced
 from benchmarks.testbed.limited import LimitedTransport, RateLimit
 from hapi.allocator import keep_freed_memory
 from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Prefetcher
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import warm_up_libraries
 from hapi.client.planning.split_source import planning_of
 from hapi.client.session import Session
@@ -145,22 +148,23 @@ class SweepClient:
         session = self._opened(samples)
         job_context, settings = session.job_context, session.settings
         started = time.monotonic()
-        window = Prefetcher(
-            lambda number: job_context.job(split),
-            job_context.servers,
-            session.batch_ids(0),
+        loading = PassLoading(
+            servers=job_context.servers,
+            traffic=Traffic(job_context.servers.received_bytes),
+            buffers=BufferPool(pinned=session.device.type == "cuda"),
+            tracer=session.tracer,
+            codecs=WireCodecs("none"),
             request_size=settings.request_size,
             in_flight=at_once,
             budget=settings.prefetch_bytes,
-            buffers=BufferPool(pinned=session.device.type == "cuda"),
-            tracer=session.tracer,
         )
+        window = Prefetcher(lambda number: job_context.job(split), session.batch_ids(0), loading)
         try:
             received = sum(len(batch.ids) for batch in window)
             seconds = time.monotonic() - started
         finally:
             window.close()
-        return {"seconds": seconds, "samples": received, "bytes": window.traffic.bytes_received}
+        return {"seconds": seconds, "samples": received, "bytes": loading.traffic.bytes_received}
 
     def do_plan(
         self,

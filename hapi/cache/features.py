@@ -106,6 +106,10 @@ class FeatureCache(Closing):
             held |= self._records.held(ids)
         return held
 
+    def in_memory(self, ids: IntArray) -> Flags:
+        """Return which of samples ``ids`` are in this process's memory, where they stay; bool [n]."""
+        return self._memory.held(ids)
+
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self.held(ids).mean()) if len(ids) else 0.0

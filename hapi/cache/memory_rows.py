@@ -97,8 +97,10 @@ class MemoryRows:
             rows = rows[np.sort(np.unique(ids[rows], return_index=True)[1])][
                 : len(self._features) - self._used
             ]
-            slots = np.arange(self._used, self._used + len(rows))
-            self._features[slots] = features[rows]
-            self._labels[slots] = labels[rows]
-            self._used += len(rows)
-            self._slots[ids[rows]] = slots  # at last: readers look at nothing that is not there
+            first, stop = self._used, self._used + len(rows)
+            np.take(features, rows, axis=0, out=self._features[first:stop], mode="clip")
+            self._labels[first:stop] = labels[rows]
+            self._used = stop
+            self._slots[ids[rows]] = np.arange(
+                first, stop
+            )  # at last: readers look at nothing that is not there

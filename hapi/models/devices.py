@@ -102,6 +102,17 @@ def arithmetic_type(features: torch.dtype, device: torch.device) -> torch.dtype:
     return features if has else torch.float32
 
 
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed torch's generators that work on ``device`` draws from: the processor's, and a GPU's own.
+
+    ``torch.manual_seed`` also looks for four other kinds of device, and notes where it was called from: 0.1 ms.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.init()
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
 def finish(device: torch.device) -> None:
     """Wait until a GPU has done all that this thread gave it on its current stream; nothing on the CPU."""
     if device.type == "cuda":

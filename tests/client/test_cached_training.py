@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.harness import of_epochs
 from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of
 
 from hapi.cache import catalog as cache_catalogue
@@ -70,10 +71,6 @@ def check_same(plain: tuple[str, Any, Any], report: dict[str, Any], weights: dic
         assert [e.get(name) for e in report["epochs"]] == [e.get(name) for e in reference["epochs"]], name
     assert weights.keys() == kept.keys()
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
-
-
-def of_epochs(report: dict[str, Any], name: str) -> list[int]:
-    return [e[name] for e in report["epochs"]]
 
 
 def test_what_was_there_once_does_not_cross_again(

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.kept_tools import JOB, LAST, SAMPLES, Counting, check_same, kept_service, of_epochs, train
+from support.harness import of_epochs
+from support.kept_tools import JOB, LAST, SAMPLES, Counting, check_same, kept_service, train
 from support.local_job import Interrupting, Silent, open_session
 
 from hapi.cache import catalog as cache_catalogue

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.kept_tools import JOB, SAMPLES, Counting, check_same, kept_service, of_epochs, train
+from support.harness import of_epochs
+from support.kept_tools import JOB, SAMPLES, Counting, check_same, kept_service, train
 from support.local_job import SETTINGS, Interrupting
 
 from hapi.client.session import Session

@@ -193,26 +193,26 @@ def test_a_closed_session_says_so(service: Service) -> None:
 def test_a_missing_sample_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check counts what frames carried: a window that left something out is found."""
 
-    class Forgetful(passes.Prefetcher):
+    class Forgetful(passes.Incoming):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
                 if batch.number == 2:
                     batch.ids[3] = batch.ids[4]
                 yield batch
 
-    monkeypatch.setattr(passes, "Prefetcher", Forgetful)
+    monkeypatch.setattr(passes, "Incoming", Forgetful)
     with pytest.raises(HapiError, match="exactly once"):
         list(session.epoch(0))
 
 
 def test_labels_beyond_the_classes_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(passes.Prefetcher):
+    class Wrong(passes.Incoming):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
                 batch.fetched.labels[0] = 4
                 yield batch
 
-    monkeypatch.setattr(passes, "Prefetcher", Wrong)
+    monkeypatch.setattr(passes, "Incoming", Wrong)
     with pytest.raises(DataError, match="labels that are not the number of a class, 0 to 3"):
         list(session.epoch(0))
 

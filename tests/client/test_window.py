@@ -14,7 +14,10 @@ from support.fake_server import SHAPE, FakeServer, features_of
 
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.job import ExtractionJob
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Prefetcher
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.transport import server_pool as servers
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
@@ -57,18 +60,18 @@ def make_window(
     pool = ServerPool(
         [LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], retry_timeout=patience
     )
-    window = Prefetcher(
-        lambda number: JOB,
-        pool,
-        batches,
+    loading = PassLoading(
+        servers=pool,
+        traffic=Traffic(pool.received_bytes),
+        buffers=BufferPool(),
+        tracer=Tracer(enabled=False),
+        codecs=WireCodecs("none"),
         request_size=request_size,
         in_flight=in_flight,
         budget=budget,
-        buffers=BufferPool(),
-        tracer=Tracer(enabled=False),
         check=check,
     )
-    return window, pool
+    return Prefetcher(lambda number: JOB, batches, loading), pool
 
 
 def batches_of(count: int, size: int, seed: int = 1) -> list[np.ndarray]:
@@ -296,10 +299,10 @@ def test_traffic_is_counted() -> None:
     batches = batches_of(32, 16)
     window, _ = make_window([server], batches, request_size=16)
     check_all(window, batches)
-    assert window.traffic.requests == 2
-    assert window.traffic.bytes_received > 32 * 24
-    assert window.traffic.server_seconds() == pytest.approx(1.0)
-    assert window.traffic.stages()["forward"] == pytest.approx(0.02)
+    assert window.loading.traffic.requests == 2
+    assert window.loading.traffic.bytes_received > 32 * 24
+    assert window.loading.traffic.server_seconds() == pytest.approx(1.0)
+    assert window.loading.traffic.stages()["forward"] == pytest.approx(0.02)
     window.close()
 
 

@@ -20,15 +20,15 @@ from support.chaos_tools import (
     trickling,
     vanishing,
 )
-from support.harness import hapi, losses, report_of, server, start_train, train
+from support.harness import DIGITS_JOB, hapi, losses, report_of, server, start_train, train
 from support.http_tools import Known, ServedApplication, make_store, metric, served, until
 from support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 EPOCHS = 12
 JOB = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "5",
-    "--split", "maxpool", "--lr", "0.002", "--no-progress", "--epochs", str(EPOCHS), "--dataset", "digits",
+    *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--epochs", str(EPOCHS),
+    "--dataset", "digits",
 )  # fmt: skip
 COS_BATCH = 5
 """One frame a request, so that a request which is made again is computed as it was: other sizes of a COS batch round

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 from support.foreign_shards import example, mds_index, mds_shard, tfrecord
-from support.harness import hapi, losses, report_of, server, train
+from support.harness import DIGITS_JOB, hapi, losses, report_of, server, train
 
 from hapi.data.dataset import find_dataset
 from hapi.store.open import open_store
 
-COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
-    "--lr", "0.002", "--no-progress", "--epochs", "2",
-)  # fmt: skip
+COMMON = (*DIGITS_JOB, "--bs", "64", "--request-size", "16", "--epochs", "2")
 
 
 Labelled = tuple[bytes, int]

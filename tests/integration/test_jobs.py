@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import (
+    DIGITS_JOB,
     ServerProcess,
     hapi,
     losses,
@@ -22,10 +23,7 @@ from support.harness import (
     wait_for,
 )
 
-COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
-    "--lr", "0.002", "--no-progress",
-)  # fmt: skip
+COMMON = (*DIGITS_JOB, "--bs", "64", "--request-size", "16")
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,23 @@ while it fills and resumed with another one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.harness import losses, packed_digits, report_of, server, start_train, train, wait_for
+from support.harness import (
+    DIGITS_JOB,
+    losses,
+    of_epochs,
+    packed_digits,
+    report_of,
+    server,
+    start_train,
+    train,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "40", "--request-size", "40",
-    "--split", "5", "--epochs", "3", "--lr", "0.002", "--no-progress", "--validation", "0.2",
+    *DIGITS_JOB, "--bs", "40", "--request-size", "40", "--split", "5", "--epochs", "3", "--validation", "0.2",
 )  # fmt: skip
 COUNT = 200
 
@@ -21,10 +29,6 @@ COUNT = 200
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed_digits(tmp_path_factory.mktemp("store"), COUNT)
-
-
-def of_epochs(report: dict[str, Any], name: str) -> list[float]:
-    return [e[name] for e in report["epochs"]]
 
 
 def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: Path) -> None:

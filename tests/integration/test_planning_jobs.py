@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.harness import (
+    DIGITS_JOB,
     ServerProcess,
     environment,
     hapi,
@@ -34,10 +35,7 @@ from hapi.profiler.profile import Job, Profile
 from hapi.profiler.strategies import plan
 
 FREEZE, COUNT, BATCHES = 11, 200, 10
-COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "10",
-    "--lr", "0.002", "--no-progress", "--prefetch-bytes", "0",
-)  # fmt: skip
+COMMON = (*DIGITS_JOB, "--bs", "20", "--request-size", "10", "--prefetch-bytes", "0")
 
 pytestmark = pytest.mark.slow
 

@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.harness import ServerProcess, server, start_train, train, wait_for
+from support.harness import DIGITS_JOB, ServerProcess, server, start_train, train, wait_for
 from support.http_tools import EXTRACT, Known, make_store, request_bytes
 
 from hapi.data.dataset import find_dataset
 from hapi.store.open import open_store
 
-COMMON = (
-    "--dataset", "digits", "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "40",
-    "--split", "4", "--freeze", "11", "--lr", "0.002", "--epochs", "1", "--no-progress",
-)  # fmt: skip
+COMMON = (*DIGITS_JOB, "--dataset", "digits", "--bs", "40", "--split", "4", "--freeze", "11", "--epochs", "1")
 
 
 def lines(log: Path) -> list[dict[str, Any]]:

@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import hapi, losses, packed_digits, report_of, server, start_train, train, wait_for
+from support.harness import (
+    DIGITS_JOB,
+    hapi,
+    losses,
+    of_epochs,
+    packed_digits,
+    report_of,
+    server,
+    start_train,
+    train,
+    wait_for,
+)
 
 COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "50", "--request-size", "16",
-    "--augment", "crop-flip", "--split", "none", "--epochs", "2", "--lr", "0.002", "--no-progress",
+    *DIGITS_JOB, "--bs", "50", "--request-size", "16", "--augment", "crop-flip", "--split", "none", "--epochs",
+    "2",
 )  # fmt: skip
 COUNT = 400
 
@@ -30,7 +41,7 @@ def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def received(report: dict[str, Any]) -> list[int]:
-    return [e["bytes_received"] for e in report["epochs"]]
+    return of_epochs(report, "bytes_received")
 
 
 @pytest.mark.slow
@@ -56,7 +67,7 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
         train(*shared, "--report", str(report))
         assert losses(report_of(report)) == losses(undisturbed)
         assert received(report_of(report)) == [0, 0]
-        assert [e["cached_samples"] for e in report_of(report)["epochs"]] == [COUNT, COUNT]
+        assert of_epochs(report_of(report), "cached_samples") == [COUNT, COUNT]
     assert "digits@" in hapi("cache", "ls", str(cache)).stdout
     assert "removed 1 version" in hapi("cache", "clear", str(cache)).stdout
     assert {path.name for path in cache.iterdir()} == {"hapi-cache", "lock"}

@@ -20,6 +20,11 @@ from typing import Any
 from support.forked import ROOT as ROOT
 from support.forked import ForkedProcess, environment
 
+DIGITS_JOB = (
+    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--lr", "0.002", "--no-progress",
+)  # fmt: skip
+"""Flags of ``hapi-train`` for :func:`packed_digits`."""
+
 
 class ServerProcess:
     """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same.
@@ -199,9 +204,14 @@ def report_of(path: Path) -> dict[str, Any]:
     return document
 
 
+def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
+    """A figure of each epoch."""
+    return [e[name] for e in report["epochs"]]
+
+
 def losses(report: dict[str, Any]) -> list[float]:
     """The loss of each epoch."""
-    return [e["loss"] for e in report["epochs"]]
+    return of_epochs(report, "loss")
 
 
 def wait_for(condition: Any, seconds: float = 30.0, what: str = "condition") -> None:

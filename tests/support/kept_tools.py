@@ -82,7 +82,3 @@ def check_same(reference: tuple[Any, Any], found: tuple[Any, Any]) -> None:
             name
         )
     assert all(torch.equal(found[1][name], value) for name, value in reference[1].items())
-
-
-def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
-    return [e[name] for e in report["epochs"]]

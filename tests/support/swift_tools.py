@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from support.harness import ROOT, ServerProcess, losses, report_of, train, wait_for
+from support.harness import DIGITS_JOB, ROOT, ServerProcess, losses, report_of, train, wait_for
 
 SCRIPT = ROOT / "scripts" / "swift-loopback"
 REQUIRED = "HAPI_REQUIRE_SWIFT"
@@ -30,8 +30,7 @@ SAMPLES, EPOCHS, SPLIT = 60, 4, "maxpool"
 PACKED = ("--image-size", "32", "--limit", str(SAMPLES), "--shard-size", "1KiB", "--quiet")
 """Many small shards, so that one epoch asks the store for many objects."""
 JOB = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "5",
-    "--lr", "0.002", "--no-progress", "--epochs", str(EPOCHS), "--dataset", "digits",
+    *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--epochs", str(EPOCHS), "--dataset", "digits",
 )  # fmt: skip
 SERVER = ("--cos-batch", "5", "--chunk-cache", "0")
 """Without a cache every epoch asks the store for every sample again."""

@@ -19,6 +19,8 @@ _COLUMNS = 80
 """Width of a terminal that does not tell it."""
 _BAR = 6
 """Columns that figures leave to the bar itself."""
+_SHOWN_SECONDS = 0.1
+"""Seconds between two drawings of the bar, as tqdm has it; steps between them cost nothing."""
 _FIGURES_SECONDS = 0.5
 """Seconds between two readings of loss and accuracy, which wait for the device."""
 
@@ -32,7 +34,9 @@ class ProgressPrinter(TrainingCallback):
         self._reported = 0
         """Changes of split that were printed."""
         self._bar: Any = None
-        self._started = self._read_at = 0.0
+        self._started = self._read_at = self._shown_at = 0.0
+        self._steps = 0
+        """Steps that the bar does not show yet."""
         self._figures: list[str] = []
         self._fixed = 0
         """Columns of the bar without figures."""
@@ -47,17 +51,24 @@ class ProgressPrinter(TrainingCallback):
                 initial=done,
                 desc=f"epoch {epoch}",
                 leave=False,
+                mininterval=0.0,
+                miniters=1,
                 ncols=_columns(),
                 bar_format="{desc}: {bar} {n_fmt}/{total_fmt} <{remaining}{postfix}",
             )
             self._fixed = len(f"epoch {epoch}: ") + _BAR + len(f" {batches}/{batches} <00:00, ")
             self._started, self._read_at, self._figures = time.monotonic(), 0.0, []
+            self._shown_at, self._steps = 0.0, 0
 
     def step_done(self, step: StepDone) -> None:
         """Show loss, accuracy, learning rate, samples/s, wire MB/s and the share of time spent waiting, as fits."""
         if self._bar is None:
             return
+        self._steps += 1
         now = time.monotonic()
+        if now - self._shown_at < _SHOWN_SECONDS:
+            return
+        self._shown_at = now
         if now - self._read_at >= _FIGURES_SECONDS:
             self._figures, self._read_at = _figures_of(step), now
         seconds, report = max(now - self._started, 1e-9), step.report
@@ -69,7 +80,8 @@ class ProgressPrinter(TrainingCallback):
         ]
         self._bar.ncols = _columns()
         self._bar.set_postfix_str(_that_fit(parts, self._bar.ncols - self._fixed), refresh=False)
-        self._bar.update()
+        self._bar.update(self._steps)
+        self._steps = 0
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
         """Print the epoch's line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from hapi.cache.features import FeatureCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.memory import EVEN_ROWS
+from hapi.errors import HapiError
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelForm
 
@@ -55,6 +57,22 @@ class PassFeatures:
     def held(self, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are cached, as far as is known; bool [n]."""
         return self.cache.held(ids)
+
+    def in_memory(self, batches: Sequence[IntArray]) -> list[bool]:
+        """Return which of ``batches``, none of them empty, lie in this process's memory whole, and so will stay."""
+        if not batches:
+            return []
+        flags = self.cache.in_memory(np.concatenate(batches))
+        starts = np.cumsum([0, *map(len, batches[:-1])])
+        whole: list[bool] = np.logical_and.reduceat(flags, starts).tolist()
+        return whole
+
+    def take(self, number: int, ids: IntArray) -> KeptRows:
+        """Read batch ``number``, of samples ``ids``, which :meth:`in_memory` has found to be there."""
+        kept = self.read(number, ids, np.ones(len(ids), dtype=np.bool_))
+        if not kept.found.all():
+            raise HapiError(f"batch {number}: features have left the memory; this is a defect of hapi")
+        return kept
 
     def read(self, number: int, ids: IntArray, held: Flags) -> KeptRows:
         """Read what the cache has of batch ``number``.

@@ -18,9 +18,11 @@ from hapi.client.delivery.frozen_layers import FrozenLayers
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.loading.incoming import Incoming
 from hapi.client.loading.link_stats import LinkMeter, Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
-from hapi.client.loading.prefetcher import Batch, Prefetcher
+from hapi.client.loading.pass_loading import PassLoading
+from hapi.client.loading.prefetcher import Batch
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
@@ -125,7 +127,7 @@ class Passes:
     ) -> Handed:
         """The batches that were not ``delivered`` yet, until one fails."""
         begin = first + len(delivered)
-        window = self._window(splits, epoch, begin, planned, report, source)
+        window = self._incoming(splits, epoch, begin, planned, report, source)
         meter = self._meter if splits.measured else Meter(self._device)
         before, started = report.seconds, time.monotonic()
         waiting_since = seen = started
@@ -140,7 +142,8 @@ class Passes:
                     self._codecs.consider(
                         found.job, found.features, report.traffic, report.samples, report.client.seconds
                     )
-                with report.client.running():
+                report.client.begin()
+                try:
                     assembled = self._assembled(batch, number, source, meter, report)
                     delivered.append(batch.ids)
                     report.handed_out(batch)
@@ -158,6 +161,8 @@ class Passes:
                         report.step_seconds += time.monotonic() - stepping
                         self._keep(source, computed)
                         del computed
+                finally:
+                    report.client.end()
                 waiting_since = time.monotonic()
                 report.seconds = before + waiting_since - started
                 self._tell(splits, meter, number, asked, report.traffic.link, seen)
@@ -168,7 +173,7 @@ class Passes:
             window.close()
             finish(self._device)  # also when the loop was left in the middle, before the memory is taken back
 
-    def _window(
+    def _incoming(
         self,
         splits: Splits,
         epoch: int,
@@ -176,12 +181,10 @@ class Passes:
         planned: Sequence[IntArray],
         report: PassReport,
         source: PassFeatures | None,
-    ) -> Prefetcher:
+    ) -> Incoming:
         settings, planning = self._settings, self._planning
-        return Prefetcher(
-            lambda number: self._codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
-            self._servers,
-            planned[begin:],
+        loading = PassLoading(
+            servers=self._servers,
             request_size=settings.request_size,
             in_flight=settings.in_flight * self._servers.size,
             budget=settings.prefetch_bytes if planning is None else planning.received_ahead,
@@ -196,6 +199,11 @@ class Passes:
             movable=splits.movable,
             may_open=splits.may_open,
             codecs=self._codecs,
+        )
+        return Incoming(
+            lambda number: self._codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
+            planned[begin:],
+            loading,
         )
 
     def _assembled(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.prefetcher import Batch
 from hapi.client.loading.receiver import StageSpan
 from hapi.clocks import BusyClock
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Timeline:
@@ -30,15 +32,17 @@ class Timeline:
         if self._recording:
             self.batch, self._spans = number, [] if batch.fetched is None else list(batch.fetched.spans)
 
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Record work of this side on the batch in a ``with`` block, if it is the one in the middle."""
+        return self._timed(name) if self._recording else _NOTHING
+
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Record work of this side on the batch."""
+    def _timed(self, name: str) -> Iterator[None]:
         started = time.monotonic()
         try:
             yield
         finally:
-            if self._recording:
-                self._spans.append(StageSpan("client", name, started, time.monotonic()))
+            self._spans.append(StageSpan("client", name, started, time.monotonic()))
 
     def to_json(self) -> dict[str, Any] | None:
         """Return its spans in seconds since its first request; None when no batch was recorded."""

@@ -15,14 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.transport.http import Transport
-from hapi.client.transport.server_pool import ServerPool, Stopped
+from hapi.client.transport.server_pool import Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
-from hapi.trace import Tracer
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import RequestReport
@@ -42,38 +40,27 @@ class Fetcher:
 
     def __init__(
         self,
-        servers: ServerPool,
-        receiver: Receiver,
+        loading: PassLoading,
         line: RequestLine,
-        traffic: Traffic,
-        tracer: Tracer,
         closed: threading.Event,
         *,
         threads: int,
         arrived: Arrival,
         failed: Callable[[BaseException], None],
-        movable: Callable[[int], bool],
-        codecs: WireCodecs,
     ) -> None:
         """Fetch until ``closed`` is set.
 
         Args:
-            servers: where requests go.
-            receiver: reads their answers.
+            loading: means of the pass.
             line: requests that wait for their turn.
-            traffic: counts what came.
-            tracer: records requests.
             closed: ends everything.
             threads: that decode stored samples.
             arrived: told of rows that have arrived, from any thread.
             failed: told of errors in the threads that decode.
-            movable: whether what servers have no memory for at a split may be asked for at an earlier one.
-            codecs: knows which servers encode.
         """
-        self._servers, self._receiver, self._line = servers, receiver, line
-        self._traffic, self._tracer, self._closed = traffic, tracer, closed
-        self._arrived, self._failed, self._movable = arrived, failed, movable
-        self._codecs = codecs
+        self._loading, self._line, self._closed = loading, line, closed
+        self._receiver = Receiver(loading, closed)
+        self._arrived, self._failed = arrived, failed
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="hapi-window-decode")
         self.refused: int | None = None
         """The split that a server said its device has no memory for."""
@@ -93,7 +80,7 @@ class Fetcher:
         received = None
         self._line.await_turn(part)
         try:
-            received = self._servers.run(
+            received = self._loading.servers.run(
                 self._attempts_of(part),
                 progress=lambda: part.next,
                 cancelled=self._closed.is_set,
@@ -115,7 +102,7 @@ class Fetcher:
                 return self._attempt(transport, part)
             except HostMemoryError as error:
                 short += 1
-                if short < SHORT_TRIES or not self._movable(split):
+                if short < SHORT_TRIES or not self._loading.movable(split):
                     raise
                 raise DeviceMemoryError(str(error)) from None
 
@@ -127,7 +114,7 @@ class Fetcher:
             raise Stopped
         if part.next == len(part.rows):
             return 0
-        batch, job = part.batch, self._codecs.understood(part.batch.job, transport.url)
+        batch, job = part.batch, self._loading.codecs.understood(part.batch.job, transport.url)
         ids = batch.ids[part.rows[part.next :]]
         request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
         began = asked
@@ -145,15 +132,15 @@ class Fetcher:
             except BadRequestError as error:
                 raise WireError(f"{transport.url}: {error}") from None
 
-        with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
+        with self._loading.tracer.span("request", "network", batch=batch.number, samples=len(ids)):
             try:
                 report = transport.stream(job.path, request, read)
             except BadRequestError as error:
-                if self._codecs.refused(job, transport.url, error):
+                if self._loading.codecs.refused(job, transport.url, error):
                     return self._attempt(transport, part)
                 raise job.explained(error, transport.url) from None
         ended = time.monotonic()
-        self._traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
+        self._loading.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
         return received + _HEAD_BYTES
 
     def _receive(self, reader: FrameReader, part: RequestSlice, server: str) -> StreamEnd:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,21 +34,15 @@ import numpy.typing as npt
 import torch
 
 from hapi.arrays import Flags, IntArray
-from hapi.cache.samples import SampleCache
 from hapi.client.caching.sources import KeptRows, PassFeatures, rows_to_ask
-from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.fetching import Fetcher
 from hapi.client.loading.job import ExtractionJob
-from hapi.client.loading.link_stats import Traffic
-from hapi.client.loading.pacing import RequestPacer
-from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice, StageSpan
+from hapi.client.loading.pass_loading import PassLoading
+from hapi.client.loading.receiver import OpenBatch, RequestSlice, StageSpan
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.loading.wire_codecs import WireCodecs
-from hapi.client.transport.server_pool import ServerPool, Stopped
+from hapi.client.transport.server_pool import Stopped
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.process.memory_errors import is_out_of_memory
-from hapi.trace import Tracer
-from hapi.wire.references import DatasetReference
 
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
@@ -129,56 +123,21 @@ class Prefetcher:
     """Receives the batches of one pass; iterate it once, from one thread, and close it."""
 
     def __init__(
-        self,
-        job_of: Callable[[int], ExtractionJob],
-        servers: ServerPool,
-        batches: Sequence[IntArray],
-        *,
-        request_size: int,
-        in_flight: int,
-        budget: int,
-        buffers: BufferPool,
-        tracer: Tracer,
-        traffic: Traffic | None = None,
-        caches: Mapping[DatasetReference, SampleCache] | None = None,
-        keep_samples: bool = True,
-        features: PassFeatures | None = None,
-        pacing: RequestPacer | None = None,
-        check: bool = True,
-        movable: Callable[[int], bool] = lambda split: False,
-        may_open: Callable[[int], bool] = lambda live: True,
-        codecs: WireCodecs | None = None,
+        self, job_of: Callable[[int], ExtractionJob], batches: Sequence[IntArray], loading: PassLoading
     ) -> None:
         """Begin to receive.
 
         Args:
             job_of: asked once for batch n, when it opens and something of it is to come from servers, from any thread;
                 all jobs are of one dataset.
-            servers: where requests go.
             batches: sample ids of each batch.
-            request_size: most samples of a request.
-            in_flight: most requests under way at a time.
-            budget: bytes of batches that may be here at once.
-            buffers: memory of the batches.
-            tracer: records requests.
-            traffic: counts what comes.
-            caches: of stored samples.
-            keep_samples: whether stored samples that come over the network come into these.
-            features: those that are kept; None for none.
-            pacing: sends no more requests than the link needs; None for as many as allowed.
-            check: as in :class:`Receiver`.
-            movable: whether what servers have no memory for at a split may be asked for at an earlier one.
-            may_open: whether a batch may open beside so many others that are here or under way.
-            codecs: knows which servers encode.
+            loading: means of the pass.
         """
-        self._job_of, self._open_allowed = job_of, may_open
-        self._servers = servers
-        self._batches = batches
-        self._request_size = request_size
-        self._budget = budget
-        self._buffers = buffers
-        self._features = features
-        self.traffic = traffic or Traffic(servers.received_bytes)
+        self._job_of, self._batches = job_of, batches
+        self.loading = loading
+        """Means of the pass."""
+        self._features = loading.features
+        self._request_size = loading.request_size
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._opened = 0
@@ -194,14 +153,13 @@ class Prefetcher:
         """Which rows of the batch that opens next are kept, once that was looked up."""
         self._looking_up = False
         self._failure: BaseException | None = None
-        count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
-        receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check, keeps=keep_samples)
-        line = RequestLine(pacing, self._changed, lambda: self._closed.is_set() or self._failure is not None)
+        count = min(loading.in_flight, sum(-(-len(b) // self._request_size) for b in batches))
+        line = RequestLine(
+            loading.pacing, self._changed, lambda: self._closed.is_set() or self._failure is not None
+        )
         self._fetcher = Fetcher(
-            servers, receiver, line, self.traffic, tracer, self._closed,
-            threads=max(1, count), arrived=self._arrived, failed=self._fail, movable=movable,
-            codecs=codecs or WireCodecs("none"),
-        )  # fmt: skip
+            loading, line, self._closed, threads=max(1, count), arrived=self._arrived, failed=self._fail
+        )
         self._threads = [
             threading.Thread(target=self._work, name=f"hapi-window-{i}", daemon=True) for i in range(count)
         ]
@@ -240,7 +198,7 @@ class Prefetcher:
             self._closed.set()
             self._changed.notify_all()
         while not self._joined(CLOSE_SECONDS):
-            self._servers.interrupt()  # a server that is silent would hold them until its timeout
+            self.loading.servers.interrupt()  # a server that is silent would hold them until its timeout
         self._fetcher.close(cancel=True)
 
     def _joined(self, seconds: float) -> bool:
@@ -319,9 +277,9 @@ class Prefetcher:
         if self._next_held is not None and self._next_held.all():
             if len(self._live) >= READ_AHEAD:
                 return False
-        elif not self._open_allowed(len(self._live)):
+        elif not self.loading.may_open(len(self._live)):
             return False
-        return sum(b.nbytes for b in self._live.values()) + self._coming_bytes() <= self._budget
+        return sum(b.nbytes for b in self._live.values()) + self._coming_bytes() <= self.loading.budget
 
     def _coming_bytes(self) -> int:
         """Bytes of the batch that opens next."""
@@ -372,7 +330,7 @@ class Prefetcher:
             number=batch.number,
             job=job,
             ids=batch.ids[rows],
-            features=self._buffers.tensor((count, *job.shape), job.dtype),
+            features=self.loading.buffers.tensor((count, *job.shape), job.dtype),
             labels=torch.from_numpy(job.labels.empty(count)),
             arrived=np.zeros(count, dtype=bool),
             arrived_ids=np.full(count, -1, dtype=np.int64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,20 +13,17 @@ import numpy.typing as npt
 import torch
 
 from hapi.arrays import IntArray, LabelArray
-from hapi.cache.samples import SampleCache
 from hapi.client.loading.job import ExtractionJob
-from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.soundness import check_finite
 from hapi.client.transport.server_pool import Stopped
 from hapi.codecs.names import NONE
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import BadRequestError, WireError
 from hapi.models.tensors import tensor_bytes
-from hapi.trace import Tracer
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec, byte_view
-from hapi.wire.references import DatasetReference
 from hapi.wire.samples import Samples
 
 MOST_STORED_BYTES = 2 << 30
@@ -89,21 +86,11 @@ class Arrived(NamedTuple):
 class Receiver:
     """Reads samples into their batches, in any number of threads, and returns them frame by frame."""
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        tracer: Tracer,
-        caches: Mapping[DatasetReference, SampleCache],
-        closed: threading.Event,
-        check: bool = True,
-        keeps: bool = True,
-    ) -> None:
-        """Receive until ``closed`` is set: what is read after that raises :class:`Stopped`.
-
-        ``check``: features that are no numbers are refused. ``keeps``: stored samples come into their caches.
-        """
-        self._check, self._keeps = check, keeps
-        self._traffic, self._tracer, self._caches, self._closed = traffic, tracer, caches, closed
+    def __init__(self, loading: PassLoading, closed: threading.Event) -> None:
+        """Receive for ``loading`` until ``closed`` is set: what is read after that raises :class:`Stopped`."""
+        self._check, self._keeps = loading.check, loading.keep_samples
+        self._traffic, self._tracer, self._caches = loading.traffic, loading.tracer, loading.caches
+        self._closed = closed
 
     def next(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
         """Read the next frame of a server's answer.

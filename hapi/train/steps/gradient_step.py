@@ -11,6 +11,7 @@ from torch import nn
 
 from hapi.client.session import Session
 from hapi.errors import DeviceMemoryError, UnprocessableError
+from hapi.models.devices import seed_generators
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation
@@ -76,7 +77,7 @@ class GradientStep:
             DeviceMemoryError: the step does not fit the memory.
             UnprocessableError: BatchNorm has one value for each channel.
         """
-        torch.manual_seed(step_seed(self._session.settings.seed, epoch, batch))
+        seed_generators(self._session.device, step_seed(self._session.settings.seed, epoch, batch))
         accumulation = self._accumulation
         with self._explained(batch, len(labels)):
             inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
