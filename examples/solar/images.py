@@ -1,7 +1,8 @@
-"""Class folders of links to the clear images of the package elpv-dataset: ``python images.py FOLDER``.
+"""Class folders of links to the clear images of the package elpv-dataset: ``python images.py FOLDER [N]``.
 
 Clear images are those whose defect probability is exactly 0 (intact) or 1 (defective): 2,223 of 2,624. Every fourth
-of each class and each type of cell is held out. The images are CC BY-NC-SA 4.0 and stay where the package has them.
+of each class and each type of cell is held out. N: only the first N of each class. The images are CC BY-NC-SA 4.0 and
+stay where the package has them.
 """
 
 import sys
@@ -10,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, most: int | None = None) -> None:
     source = Path(str(files("elpv_dataset"))) / "data"
     seen: Counter[tuple[str, str]] = Counter()
     made: Counter[str] = Counter()
@@ -19,6 +20,9 @@ def main(folder: Path) -> None:
         if float(probability) not in (0.0, 1.0):
             continue
         label = "defective" if float(probability) else "intact"
+        if most is not None and made[label] == most:
+            continue
+        made[label] += 1
         seen[label, cell] += 1
         part = "test" if seen[label, cell] % 4 == 0 else "train"
         link = folder / part / label / Path(name).name
@@ -26,10 +30,10 @@ def main(folder: Path) -> None:
         if not link.is_symlink():
             link.symlink_to(source / name)
         made[f"{part}/{label}"] += 1
-    print(", ".join(f"{count} {where}" for where, count in sorted(made.items())))
+    print(", ".join(f"{made[where]} {where}" for where in sorted(made) if "/" in where))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
