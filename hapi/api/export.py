@@ -23,6 +23,8 @@ from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 
 __all__ = ("FORMATS", "export")
 
+_HF_MODEL, _HF_CONFIG = "model.safetensors", "config.json"
+"""Names that readers of a Hugging Face folder look for."""
 _EXAMPLE_BATCH = 2
 """Samples of the input that a graph is made with; its batch size stays free."""
 
@@ -56,7 +58,9 @@ def export(
         UsageError: the format is unknown, a library for it is not installed, or ``output`` cannot be written.
     """
     name = _format_of(str(output), format)
-    if name != "hf":
+    if name == "hf":
+        _check_folder(Path(output))
+    else:
         check_output("--output", str(output))
     module, card = read_network(model, source, best=best)
     FORMATS[name].write(module, card, Path(output))
@@ -75,6 +79,12 @@ def _format_of(output: str, asked: str | None) -> str:
     raise UsageError(
         f"--output {output}: its ending names no format ({endings}); give one with --format, such as hf"
     )
+
+
+def _check_folder(output: Path) -> None:
+    """Raise :class:`UsageError` when an export into the folder would replace a model that is none, such as a run's."""
+    if (output / _HF_MODEL).exists() and not (output / _HF_CONFIG).exists():
+        raise UsageError(f"--output {output}: its {_HF_MODEL} is no export; name another folder")
 
 
 def _safetensors(module: nn.Module, card: ModelCard, output: Path) -> None:
@@ -149,8 +159,8 @@ def _hugging_face(module: nn.Module, card: ModelCard, output: Path) -> None:
             "do_normalize": True, "image_mean": list(transform.mean), "image_std": list(transform.std),
         }  # fmt: skip
     make_folder(output, "--output")
-    write_model(output / "model.safetensors", module.state_dict(), card)
-    for name, document in (("config.json", config), ("preprocessor_config.json", processor)):
+    write_model(output / _HF_MODEL, module.state_dict(), card)
+    for name, document in ((_HF_CONFIG, config), ("preprocessor_config.json", processor)):
         if document is not None:
             with _written(output / name) as file:
                 file.write((json.dumps(document, indent=2) + "\n").encode())

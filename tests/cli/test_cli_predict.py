@@ -206,6 +206,13 @@ def test_a_folder_as_hugging_face_has_it(
         "width": 64,
     }
     assert load_model(tmp_path / "hf" / "model.safetensors").classes == CLASSES
+    again = ("export", "m.safetensors", "--format", "hf", "--output")
+    assert run(capsys, *again, str(tmp_path / "hf"))[0] == 0
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"of the last epoch")
+    code, _, err = run(capsys, *again, str(tmp_path / "run"))
+    assert code == 2 and "run: its model.safetensors is no export; name another folder" in err
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"of the last epoch"
 
 
 @pytest.mark.slow
