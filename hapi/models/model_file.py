@@ -20,18 +20,19 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from torch import nn
 
 from hapi import __version__
 from hapi.atomic import replacing
 from hapi.errors import BadRequestError, HapiError, ModelError
-from hapi.models.tensors import tensor_bytes
+from hapi.models.tensors import STORED_NAMES, tensor_bytes
 from hapi.models.zoo.architectures import ImportRule, build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of
 from hapi.models.zoo.head import retarget
 from hapi.models.zoo.weights import load_state
 from hapi.paths import user_path
+from hapi.store.safetensors import encode_header
 from hapi.wire.documents import parse_document
 from hapi.wire.labels import LabelKind, check_label_kind
 from hapi.wire.references import DatasetReference, TransformSpec, check_name
@@ -128,23 +129,24 @@ def write_model(path: str | Path, state: Mapping[str, torch.Tensor], card: Model
         HapiError: the file cannot be written; what was there before stays.
         ModelError: a tensor is not loaded.
     """
-    absent = next((name for name, tensor in state.items() if tensor.is_meta), None)
-    if absent is not None:
-        raise ModelError(f"tensor {absent!r} is not loaded, so the model cannot be written")
-    # A tensor that has two names (tied weights) is written twice: readers expect each name.
-    tensors, seen = {}, set()
     for name, tensor in state.items():
-        plain = tensor.detach().to("cpu").contiguous()
-        place = plain.untyped_storage().data_ptr()
-        tensors[name] = plain.clone() if place in seen else plain
-        seen.add(place)
-    metadata = {"format": _FORMAT, **card.to_metadata(), "digest": json.dumps(_digest(tensors))}
+        if tensor.is_meta:
+            raise ModelError(f"tensor {name!r} is not loaded, so the model cannot be written")
+        if tensor.dtype not in STORED_NAMES:
+            raise ModelError(f"tensor {name!r} is {tensor.dtype}, which a model file cannot hold")
+    metadata = {"format": _FORMAT, **card.to_metadata(), "digest": json.dumps(_digest(state))}
+    # The widest types first, so that each tensor is aligned. One with two names (tied weights) is written twice.
+    ordered = sorted(state.items(), key=lambda named: (-named[1].itemsize, named[0]))
+    entries = ((n, STORED_NAMES[t.dtype], t.shape, t.numel() * t.itemsize) for n, t in ordered)
+    head = encode_header(entries, metadata)
     try:
+        # Not by the library, which puts a file of its own in the place of this one: private, and not made durable.
         with replacing(path) as file:
-            save_file(tensors, file.name, metadata)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise HapiError(f"model file {path}: cannot be written: {reason}") from None
+            file.write(head)
+            for _, tensor in ordered:
+                file.write(tensor_bytes(tensor))
+    except OSError as error:
+        raise HapiError(f"model file {path}: cannot be written: {error.strerror or error}") from None
 
 
 def read_card(path: str | Path) -> ModelCard:
@@ -178,6 +180,10 @@ def untrained(spec: ModelSpec, allow_import: ImportRule = False) -> nn.Module:
 def _read(path: str | Path, *, with_tensors: bool) -> tuple[ModelCard, dict[str, torch.Tensor]]:
     file = user_path(path, "model file")
     try:
+        if file.is_dir():
+            raise ModelError(
+                f"{path} is a folder; give a model file in it, such as {Path(path, 'best.safetensors')}"
+            )
         if not file.is_file():
             raise ModelError(f"model file {path} does not exist")
         # Read, not mapped: whoever shortens a mapped file ends this process.

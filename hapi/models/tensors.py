@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import torch
 
+STORED_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+"""Element types that a safetensors file of Hapi holds, and the format's names of them."""
+
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The raw bytes of a tensor's elements in C order, of any type (numpy knows no bfloat16), also of a sparse one.

@@ -16,17 +16,12 @@ import torch
 
 from hapi.errors import BadRequestError, ModelError
 from hapi.models.graph.digest import content_digest
-from hapi.models.tensors import tensor_bytes
+from hapi.models.tensors import STORED_NAMES, tensor_bytes
 from hapi.store.safetensors import encode_header
 from hapi.wire.documents import check_int, strict_fields
 from hapi.wire.references import check_digest
 
-_CODES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-    torch.bool: "BOOL",
-}  # fmt: skip
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _CODES}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in STORED_NAMES}
 """Element types that a model's tensors may have, by name."""
 
 _MAX_ELEMENTS = 2**40
@@ -89,11 +84,11 @@ def encode(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[bytearray, list
     for name, tensor in tensors:
         if tensor.is_meta:
             raise ModelError(f"tensor {name!r} is not loaded, so it cannot be written")
-        if tensor.dtype not in _CODES:
+        if tensor.dtype not in STORED_NAMES:
             raise ModelError(f"tensor {name!r} is {tensor.dtype}, which a weights file cannot hold")
     sizes = [tensor.numel() * tensor.itemsize for _, tensor in tensors]
     head = encode_header(
-        (n, _CODES[t.dtype], t.shape, size) for (n, t), size in zip(tensors, sizes, strict=True)
+        (n, STORED_NAMES[t.dtype], t.shape, size) for (n, t), size in zip(tensors, sizes, strict=True)
     )
     out = bytearray(len(head) + sum(sizes))
     out[: len(head)] = head

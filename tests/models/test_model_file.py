@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,45 @@ def test_tied_weights_have_both_names(tmp_path: Path) -> None:
     write_model(tmp_path / "m.safetensors", module.state_dict(), CARD)
     found = load_file(tmp_path / "m.safetensors")
     assert torch.equal(found["0.weight"], found["1.weight"])
+
+
+def test_it_is_a_file_like_any_other_and_durable(
+    module: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may read it where they may read new files, and what was made durable is what is there."""
+    (tmp_path / "new").touch()
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), real(file)))
+    path = tmp_path / "m.safetensors"
+    write_model(path, module.state_dict(), CARD)
+    assert path.stat().st_mode == (tmp_path / "new").stat().st_mode
+    assert path.stat().st_ino in synced
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.safetensors", "new"]
+
+
+def test_tensors_of_all_types_and_forms(tmp_path: Path) -> None:
+    state = {
+        "odd": torch.arange(7, dtype=torch.uint8), "half": torch.ones(3, dtype=torch.bfloat16),
+        "turned": torch.rand(4, 6).T, "steps": torch.tensor(5), "none": torch.zeros(0, 3), "part": torch.rand(9)[2:5],
+        "flag": torch.tensor([True, False, True]),
+    }  # fmt: skip
+    write_model(tmp_path / "m.safetensors", state, CARD)
+    found = load_file(tmp_path / "m.safetensors")
+    assert found.keys() == state.keys()
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in state.items()
+    )
+    with pytest.raises(ModelError, match=r"'wave' is torch\.complex64, which a model file cannot hold"):
+        write_model(tmp_path / "m.safetensors", {"wave": torch.zeros(2, dtype=torch.complex64)}, CARD)
+
+
+def test_a_folder_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"is a folder; give a model file in it, such as .*/best.safetensors"
+    ):
+        read_card(tmp_path)
 
 
 def test_metadata_of_any_card(tmp_path: Path) -> None:
