@@ -34,6 +34,7 @@ GROUPS = {
         "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
         "index": "make a dataset of shards or images that lie in a store already, without a copy",
         "push": "put a model's weights into a store",
+        "diff": "name the layers in which two pushed models differ",
         "ls": "list the datasets and models of a store",
         "verify": "read a whole dataset or pushed model and check every checksum",
         "rm": "take a dataset or a pushed model out of a store",
@@ -49,7 +50,7 @@ GROUPS = {
 ``configure`` and ``run``, here or in one of ``FOLDERS``."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 FOLDERS = {
-    **dict.fromkeys(("push", "layers", "predict", "evaluate", "export"), "models."),
+    **dict.fromkeys(("push", "diff", "layers", "predict", "evaluate", "export"), "models."),
     **dict.fromkeys(("rm", "gc"), "stores."),
 }
 """Folder of the modules that are not here."""

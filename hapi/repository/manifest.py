@@ -10,15 +10,16 @@ from typing import Any, Self
 import xxhash
 
 from hapi.errors import BadRequestError, DataError
+from hapi.models.graph.architecture import LayerIdentity
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.weights_file import TensorEntry
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest, check_name
 
-FORMAT = 2
+FORMAT = 3
 _FIELDS = (
-    "format", "name", "push", "architecture", "spec", "digest", "digests", "bytes", "classes", "default_freeze",
-    "layers", "tensors", "checksum",
+    "format", "name", "push", "architecture", "spec", "digest", "digests", "identities", "bytes", "classes",
+    "default_freeze", "layers", "tensors", "checksum",
 )  # fmt: skip
 
 
@@ -41,6 +42,8 @@ class ModelManifest:
     spec: ModelSpec
     digests: tuple[str, ...]
     """Front digest per split, 0 to L."""
+    identities: tuple[LayerIdentity, ...]
+    """Identity of splits 0 to L, whatever the names in the model (DStore, Algorithm 1)."""
     classes: int | None
     """Outputs of the head; None when they cannot be told."""
     default_freeze: int | None
@@ -73,6 +76,7 @@ class ModelManifest:
             "spec": self.spec.to_json(),
             "digest": self.digest,
             "digests": list(self.digests),
+            "identities": [list(identity) for identity in self.identities],
             "bytes": self.nbytes,
             "classes": self.classes,
             "default_freeze": self.default_freeze,
@@ -114,6 +118,9 @@ class ModelManifest:
             raise BadRequestError("layers, digests or tensors have the wrong type")
         if len(digests) != len(layers) + 1:
             raise BadRequestError(f"{len(digests)} digests for {len(layers)} layers")
+        identities = d["identities"]
+        if not isinstance(identities, list) or len(identities) != len(digests):
+            raise BadRequestError(f"identities are no list of {len(digests)}")
         entries = {name: TensorEntry.from_json(name, entry) for name, entry in tensors.items()}
         freeze, classes = d["default_freeze"], d["classes"]
         return cls(
@@ -121,11 +128,18 @@ class ModelManifest:
             push=check_name(d["push"], "push"),
             spec=ModelSpec.from_json(d["spec"]),
             digests=tuple(check_digest(digest, "digests") for digest in digests),
+            identities=tuple(map(_identity, identities)),
             classes=None if classes is None else check_int(classes, 1, 2**31, "classes"),
             default_freeze=None if freeze is None else check_int(freeze, 0, len(layers), "default_freeze"),
             layers=tuple(_layer(layer, entries) for layer in layers),
             tensors=entries,
         )
+
+
+def _identity(document: Any) -> LayerIdentity:
+    if not isinstance(document, list) or len(document) != len(LayerIdentity._fields):
+        raise BadRequestError("an identity is no pair of structure and content")
+    return LayerIdentity(*(check_digest(digest, "identities") for digest in document))
 
 
 def _layer(document: Any, tensors: Mapping[str, TensorEntry]) -> LayerEntry:

@@ -126,6 +126,7 @@ def _manifest(
         push=f"push-{secrets.token_hex(6)}",
         spec=spec,
         digests=tuple(model.prefix_digests()),
+        identities=tuple(model.identities()),
         classes=output[0] if len(output) == 1 else None,
         default_freeze=model.default_freeze,
         layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),

@@ -279,6 +279,7 @@ def indexes(data: bytes) -> None:
 
 
 def _model_seeds() -> list[bytes]:
+    from hapi.models.graph.architecture import LayerIdentity
     from hapi.models.graph.digest import content_digest
     from hapi.models.zoo.build import ModelSpec
     from hapi.repository.manifest import LayerEntry, ModelManifest
@@ -286,7 +287,8 @@ def _model_seeds() -> list[bytes]:
 
     tensor = TensorEntry("a", "float32", (2, 3), 64, content_digest(bytes(24)))
     manifest = ModelManifest(
-        name="fuzzed", push="p", spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32), classes=10,
+        name="fuzzed", push="p", spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32),
+        identities=(LayerIdentity("0" * 32, "1" * 32),) * 2, classes=10,
         default_freeze=1, layers=(LayerEntry("conv1", (3, 4, 4), ("a",)),), tensors={"a": tensor},
     )  # fmt: skip
     return [mark + json.dumps(manifest.to_json()).encode() for mark in (RAW, SEALED)]

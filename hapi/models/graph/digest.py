@@ -93,7 +93,7 @@ def plain_tensors(module: nn.Module, path: str) -> list[str]:
     attributes.
 
     Those computed from parameters are left out, as the parameters determine them; so are containers, see
-    :func:`_settings`.
+    :func:`module_settings`.
     """
     return sorted(
         f"{inner}.{key}"
@@ -125,26 +125,26 @@ def structure_text(
 
 
 def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> list[str]:
-    target = node.target if isinstance(node.target, str) else _qualified(node.target)
+    target = node.target if isinstance(node.target, str) else qualified_name(node.target)
     if node.op == "call_module":
-        target = f"{target} {_settings(module.get_submodule(target))}"
-    arguments = [_value_text(a, index) for a in node.args]
-    keywords = [f"{k}={_value_text(v, index)}" for k, v in sorted(node.kwargs.items())]
+        target = f"{target} {module_settings(module.get_submodule(target))}"
+    arguments = [value_text(a, index) for a in node.args]
+    keywords = [f"{k}={value_text(v, index)}" for k, v in sorted(node.kwargs.items())]
     return [str(index[node]), node.op, target, *arguments, *keywords]
 
 
-def _settings(module: nn.Module) -> str:
+def module_settings(module: nn.Module) -> str:
     """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it.
 
     A container that holds tensors is taken as empty: it is a cache that forward fills, and says nothing.
     """
     plain = {
-        key: _value_text(_without_cache(value), {})
+        key: value_text(_without_cache(value), {})
         for key, value in sorted(vars(module).items())
         if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
     }
-    inner = {name: _settings(child) for name, child in module.named_children()}
-    return json.dumps([_qualified(type(module)), plain, inner], ensure_ascii=True)
+    inner = {name: module_settings(child) for name, child in module.named_children()}
+    return json.dumps([qualified_name(type(module)), plain, inner], ensure_ascii=True)
 
 
 def _without_cache(value: Any) -> Any:
@@ -158,24 +158,26 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(item, torch.Tensor) or _holds_tensors(item) for item in inner)
 
 
-def _value_text(value: Any, index: dict[fx.Node, int]) -> str:
+def value_text(value: Any, index: dict[fx.Node, int]) -> str:
+    """Return an argument as canonical text; a node in it is written as its number in ``index``."""
     if isinstance(value, fx.Node):
         return f"%{index[value]}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_value_text(v, index) for v in value) + "]"
+        return "[" + ",".join(value_text(v, index) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_value_text(v, index)}" for k, v in sorted(value.items(), key=str)) + "}"
+        return "{" + ",".join(f"{k}:{value_text(v, index)}" for k, v in sorted(value.items(), key=str)) + "}"
     if isinstance(value, slice):
-        return f"slice({','.join(_value_text(v, index) for v in (value.start, value.stop, value.step))})"
+        return f"slice({','.join(value_text(v, index) for v in (value.start, value.stop, value.step))})"
     if isinstance(value, str | int | float | bool | None):
         return repr(value)
     if isinstance(value, torch.dtype | torch.device | torch.memory_format):
         return str(value)
     # Objects print their address, which says nothing; their type and name do.
-    return _qualified(value if callable(value) else type(value))
+    return qualified_name(value if callable(value) else type(value))
 
 
-def _qualified(thing: Any) -> str:
+def qualified_name(thing: Any) -> str:
+    """Return the name of a class or function with its module's, without the latter where versions of torch differ."""
     module = getattr(thing, "__module__", None) or ""
     name = (
         getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__qualname__

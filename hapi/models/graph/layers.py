@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from hapi.errors import ModelError
 from hapi.models.graph.analysis import analyse, references
+from hapi.models.graph.architecture import Architecture, LayerIdentity, architecture_of, layer_identities
 from hapi.models.graph.blocks import select_layers, trace_or_chain
 from hapi.models.graph.cuts import Crossings, Cut, find_cuts
 from hapi.models.graph.digest import DIGEST_DIGITS, FORMAT, TensorDigests, plain_tensors, structure_text
@@ -65,6 +66,7 @@ class LayeredModel:
         self._digests = TensorDigests()
         self._structure: list[str] | None = None
         self._plain: list[list[str]] | None = None
+        self._architecture: Architecture | None = None
         self._number(select_layers(module, self.cuts, architecture, blocks))
 
     # -- structure -------------------------------------------------------------------------------------
@@ -246,6 +248,12 @@ class LayeredModel:
             digests.append(state.hexdigest()[:DIGEST_DIGITS])
         return digests
 
+    def identities(self) -> list[LayerIdentity]:
+        """Return the identity of splits 0 to L, whatever the names in the model (DStore, Algorithm 1)."""
+        if self._architecture is None:
+            self._architecture = architecture_of(self.module, self._eval, self.traced.constants)
+        return layer_identities(self._architecture, self._numbering.ends()[0], self._digest_of_any)
+
     def remember_digest(self, name: str, digest: str) -> None:
         """Note that tensor ``name``'s present content has ``digest``, so that it is not computed again."""
         self._digests.remember(self.tensors.get(name), digest)
@@ -257,6 +265,12 @@ class LayeredModel:
         if tensor.is_meta and name in self.expected_digests:
             return self.expected_digests[name]
         return self._digests.of(name, tensor)
+
+    def _digest_of_any(self, name: str) -> str:
+        """:meth:`digest_of`, also of a tensor that is a plain attribute."""
+        if name in self.traced.constants or name in self.tensors:
+            return self.digest_of(name)
+        return self._digests.of(name, attrgetter(name)(self.module))
 
     def assign(self, name: str, tensor: torch.Tensor, digest: str | None = None) -> None:
         """Put ``tensor`` in the place of parameter or buffer ``name``.

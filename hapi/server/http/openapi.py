@@ -286,6 +286,7 @@ def _model() -> Schema:
         "layers": listed(of_class(LayerEntry)),
         "tensors": {"type": "object", "additionalProperties": tensor},
         "digests": listed(DIGEST, 1),
+        "identities": listed(listed(DIGEST, 2), 1),
     }
     described = of_class(ModelManifest, known)
     more = {"format": COUNT, "architecture": TEXT, "digest": DIGEST, "bytes": COUNT, "checksum": TEXT}

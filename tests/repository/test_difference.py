@@ -1,0 +1,132 @@
+"""Two pushed models: what they share and the layers that differ, from their manifests alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hapi.cli.main import main
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.difference import Difference, LayerChange, compare
+from hapi.repository.repository import open_model, push
+from hapi.store.local import LocalStore
+
+SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)
+
+
+def tune(model: LayeredModel, *names: str) -> None:
+    with torch.no_grad():
+        for name in names:
+            model.tensors.get(name).add_(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a model and relatives of it."""
+    folder = tmp_path_factory.mktemp("store")
+    store = LocalStore(str(folder))
+    base = build(SPEC)
+    push(store, "base", base, SPEC)
+    push(store, "again", base, replace(SPEC, weights="random:9"))
+    tune(base, "layer4.1.conv2.weight", "fc.bias")
+    push(store, "tuned", base, SPEC)
+    tune(base, "bn1.running_var")
+    push(store, "early", base, SPEC)
+    for name, spec in {
+        "other-head": replace(SPEC, num_classes=7),
+        "larger": replace(SPEC, input_shape=(3, 64, 64)),
+        "deeper": replace(SPEC, architecture="resnet34"),
+    }.items():
+        push(store, name, build(spec), spec)
+    return folder
+
+
+@pytest.fixture
+def difference(folder: Path) -> Callable[[str, str], Difference]:
+    store = LocalStore(str(folder))
+    return lambda first, second: compare(
+        open_model(store, first).manifest, open_model(store, second).manifest
+    )
+
+
+def test_the_same_model_under_two_names(difference: Callable[[str, str], Difference]) -> None:
+    found = difference("base", "again")
+    assert found.same and found.changes == () and found.same_weights == found.layers[0] == found.layers[1]
+
+
+def test_a_fine_tune_names_its_layers_and_tensors(difference: Callable[[str, str], Difference]) -> None:
+    found = difference("base", "tuned")
+    last = found.layers[0]
+    assert not found.same and found.same_structure == last
+    assert [(c.name, c.change, c.tensors, c.nbytes) for c in found.changes] == [
+        ("layer4.1", "weights", ("layer4.1.conv2.weight",), 512 * 512 * 9 * 4),
+        ("fc", "weights", ("fc.bias",), 40),
+    ]
+    assert found.same_weights == found.changes[0].layer - 1
+
+
+def test_a_statistic_of_the_first_layers_leaves_nothing_to_share(
+    difference: Callable[[str, str], Difference],
+) -> None:
+    found = difference("tuned", "early")
+    assert (found.same_weights, found.changes[0].tensors) == (
+        found.changes[0].layer - 1,
+        ("bn1.running_var",),
+    )
+    assert found.same_weights < 3 and len(found.changes) == 1
+
+
+def test_another_head_has_tensors_of_other_shapes(difference: Callable[[str, str], Difference]) -> None:
+    found = difference("base", "other-head")
+    assert [(c.name, c.change, c.tensors, c.nbytes) for c in found.changes] == [
+        ("fc", "tensors", ("fc.weight", "fc.bias"), (512 * 7 + 7) * 4)
+    ]
+    assert found.same_structure == found.same_weights == found.layers[0] - 1
+
+
+def test_the_size_of_images_is_no_difference(difference: Callable[[str, str], Difference]) -> None:
+    assert difference("base", "larger").same
+
+
+def test_another_depth(difference: Callable[[str, str], Difference]) -> None:
+    found, back = difference("base", "deeper"), difference("deeper", "base")
+    assert 0 < found.same_structure == back.same_structure < found.layers[0]
+    only = {c.name for c in found.changes if c.change == "only in the second"}
+    assert {"layer1.2", "layer3.5"} <= only
+    assert only == {c.name for c in back.changes if c.change == "only in the first"}
+
+
+def test_other_settings_of_a_layer_without_tensors(folder: Path) -> None:
+    store, model = LocalStore(str(folder)), build(SPEC)
+    model.module.layer2[0].downsample[1].eps = 1e-3
+    spec = replace(SPEC, weights="random:4")
+    changed = build(spec).over(model.module)
+    push(store, "settings", changed, spec)
+    found = compare(open_model(store, "base").manifest, open_model(store, "settings").manifest)
+    assert [(c.name, c.change) for c in found.changes] == [("layer2.0", "operations")]
+    assert found.same_structure == found.same_weights == found.changes[0].layer - 1
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", f"{folder}/base", f"{folder}/tuned"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("of 14 and 14 layers the first 14 are the same, 11 with their weights")
+    assert lines[1] == "  12 layer4.1: other weights (layer4.1.conv2.weight; 9.00 MiB)"
+    assert len(lines) == 3
+    assert main(["diff", f"{folder}/base", f"{folder}/again"]) == 0
+    assert capsys.readouterr().out.endswith("the same model\n")
+    assert main(["diff", f"{folder}/base", f"{folder}/other-head", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert LayerChange(**{**found["changes"][0], "tensors": ("fc.weight", "fc.bias")}).name == "fc"
+
+
+def test_a_model_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", f"{folder}/base", f"{folder}/nowhere"]) == 1
+    assert "has no model 'nowhere'" in capsys.readouterr().err
+    assert main(["diff", f"{folder}/base"]) == 2
