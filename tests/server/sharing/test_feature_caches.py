@@ -65,6 +65,23 @@ def test_a_later_server_computes_nothing_and_loads_no_layers(
         assert second.document("/v1/datasets/digits")["keeps_features"] is True
 
 
+def test_encoded_features_are_the_same_for_servers_of_any_setting(
+    folder: Path, known: Known, tmp_path: Path
+) -> None:
+    found, sizes = {}, {}
+    for codec in ("none", "zeros+planes"):
+        cache = str(tmp_path / codec)
+        with sharing_service(folder, share_memory=0, cache_dir=cache, cache_codec=codec) as first:
+            found[codec] = extracted(first, known, IDS)
+        sizes[codec] = sum(path.stat().st_size for path in segments(tmp_path / codec))
+        with sharing_service(folder, share_memory=0, cache_dir=cache) as second:
+            again = extracted(second, known, IDS[::-1])
+            assert again.report.kept == 32
+            found[f"again {codec}"] = extracted(second, known, IDS)
+    assert len({answer.features for answer in found.values()}) == 1
+    assert sizes["zeros+planes"] < 0.9 * sizes["none"]
+
+
 def test_without_a_folder_nothing_is_kept(folder: Path, known: Known) -> None:
     with sharing_service(folder) as service:
         extracted(service, known, IDS)
