@@ -279,4 +279,5 @@ class Session(Closing):
             objective=settings.objective,
             prices=settings.prices,
             always=settings.cache == "on",
+            wire_codecs=self.codecs.costs,
         )

@@ -182,6 +182,18 @@ def test_the_codec_on_the_wire_is_in_the_price() -> None:
     assert seconds[1] < seconds[0] < seconds[2]
 
 
+def test_the_seconds_of_the_encoding_that_is_on_are_known() -> None:
+    codec = CodecCost(name="planes", ratio=4.0, encode=1e6, decode=1e12)
+    on = [at_each_layer(codec, or_raw=False)]
+    reuse = ReuseChooser(ReuseFacts, wire_codecs=lambda: on[-1])
+    assert reuse.encoding_seconds(FREEZE) == 0.0, "there is no profile yet"
+    reuse.choose(truth(), JOB, [FREEZE])
+    assert reuse.encoding_seconds(FREEZE) == truth().sent_bytes(FREEZE) / 1e6
+    assert reuse.encoding_seconds(0) == 0.0
+    on.append(())
+    assert reuse.encoding_seconds(FREEZE) == 0.0
+
+
 @pytest.mark.parametrize(("room", "codec"), [(2.0, "none"), (0.5, "zeros")])
 def test_the_codec_at_rest_is_chosen_by_the_room(room: float, codec: str) -> None:
     shrinks = CodecCost(name="zeros", ratio=4.0, encode=1e9, decode=1e9)

@@ -53,6 +53,25 @@ def test_an_estimate_that_holds_is_not_told() -> None:
     assert Watched().batches(50) == [None] * 50
 
 
+def test_encoding_that_the_plan_knows_of_is_no_drift() -> None:
+    """It doubles what a server does beside its forward passes."""
+    profile = truth()
+    encoding = 20 * profile.server_tier.decode_seconds
+    for known in (True, False):
+        watched = Watched(profile)
+        if known:
+            watched.watch = DriftDetector(
+                watched.world,
+                Tier(),
+                profile,
+                JOB.bs,
+                lambda split: encoding if split else 0.0,  # type: ignore[arg-type]
+            )
+        tier = replace(profile.server_tier, decode_seconds=profile.server_tier.decode_seconds + encoding)
+        watched.world.true = replace(profile, server_tier=tier)
+        assert (watched.batches(20) == [None] * 20) is known
+
+
 def test_half_the_bandwidth_is_told_after_two_batches() -> None:
     watched = Watched()
     watched.batches(5)

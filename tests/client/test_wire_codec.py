@@ -22,7 +22,7 @@ from hapi.client.session import Session
 from hapi.codecs.choose import CodecFigures
 from hapi.codecs.names import EXACT, LOSSY
 from hapi.errors import BadRequestError, UsageError, WireError
-from hapi.profiler.reuse.facts import RAW, ReuseFacts
+from hapi.profiler.reuse.facts import MOST_RATE, RAW, ReuseFacts
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.checkpoints.resuming import identity_of
@@ -211,7 +211,7 @@ def test_the_plan_knows_the_codec_that_is_on(job: Any) -> None:
     named = WireCodecs("fp16")
     chosen(named, job, traffic_of(1e6), epoch=0)
     (rounded,) = ReuseFacts(wire_codecs=named.costs()).wire_at(SPLIT)
-    assert (rounded.name, rounded.ratio) == ("fp16", 2.0)
+    assert (rounded.name, rounded.ratio, rounded.encode) == ("fp16", 2.0, MOST_RATE)
 
 
 def test_auto_waits_for_bytes_that_tell(job: Any) -> None:

@@ -7,6 +7,7 @@ codecs are tried on features of each split that batches come at, and the one wit
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -133,10 +134,19 @@ class WireCodecs:
         return self._figures[job.split]
 
     def costs(self) -> tuple[CutCodecs, ...]:
-        """Return the codec that features come in, with what was measured of it, by split; from any thread."""
+        """Return the codec that features come in, with what was measured of it, by split; from any thread.
+
+        The seconds of one that is on from the beginning are in what both sides' own work took.
+        """
+        known = sorted(self._figures.items())
+        if self._named is not None:
+            known = [
+                (split, tuple(replace(f, encode_rate=math.inf, decode_rate=math.inf) for f in figures))
+                for split, figures in known
+            ]
         return tuple(
             CutCodecs.measured(split, figures, on=self._named or self._chosen.get(split, NONE))
-            for split, figures in sorted(self._figures.items())
+            for split, figures in known
         )
 
     def to_json(self) -> dict[str, Any]:

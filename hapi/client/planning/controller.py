@@ -281,8 +281,14 @@ class SplitController:
         self._change(at, chosen, why)
         self._watch = None
         if self._replan:
-            self._watch = DriftDetector(self._meter, self.sizes.client, profile, self.job.bs)
+            self._watch = DriftDetector(
+                self._meter, self.sizes.client, profile, self.job.bs, self._encoding_seconds
+            )
         self._why = None
+
+    def _encoding_seconds(self, split: int) -> float:
+        """Seconds in which a server encodes a sample of ``split`` for the wire, as far as is known."""
+        return 0.0 if self.chooser is None else self.chooser.encoding_seconds(split)
 
     def _follow_plan(self, at: tuple[int, int]) -> None:
         """Change to what the watch made the plan, for a gain beyond the hysteresis.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hapi.client.planning.counts import Snapshot
@@ -72,8 +72,24 @@ class DriftDetector:
     HYSTERESIS = 0.05
     """Share of an epoch's seconds that another split must gain before the split changes."""
 
-    def __init__(self, meter: Meter, client: Tier, profile: Profile, batch_size: int) -> None:
-        self._batch_size = batch_size
+    def __init__(
+        self,
+        meter: Meter,
+        client: Tier,
+        profile: Profile,
+        batch_size: int,
+        encoding: Callable[[int], float] = lambda split: 0.0,
+    ) -> None:
+        """Compare what ``meter`` counts with ``profile``.
+
+        Args:
+            meter: of the run.
+            client: this side's resources.
+            profile: the plan's.
+            batch_size: samples of a training batch.
+            encoding: seconds in which a server encodes a sample of a split for the wire; they are in no profile.
+        """
+        self._batch_size, self._encoding = batch_size, encoding
         self._meter = meter
         self._client = client
         self._profile = profile
@@ -143,7 +159,7 @@ class DriftDetector:
         sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
         return {
             "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
-            "overhead": decode + sent + tier.overhead_seconds,
+            "overhead": decode + sent + tier.overhead_seconds + self._encoding(split),
             "suffix": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
             "step": profile.step_seconds + profile.update_seconds / self._batch_size,
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
-from hapi.profiler.reuse.facts import Objective, Prices, ReuseFacts
+from hapi.profiler.reuse.facts import RAW, CutCodecs, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer
 
 HYSTERESIS = 0.05
@@ -26,6 +26,7 @@ class ReuseChooser:
         objective: Objective = "time",
         prices: Prices | None = None,
         always: bool = False,
+        wire_codecs: Callable[[], tuple[CutCodecs, ...]] = tuple,
     ) -> None:
         """Choose by ``facts()``, which tells the room, and the shares that are kept by now.
 
@@ -34,8 +35,9 @@ class ReuseChooser:
             objective: time or money.
             prices: for money.
             always: keep features in any case.
+            wire_codecs: those that are on, told anew each time.
         """
-        self._always = always
+        self._always, self._wire_codecs = always, wire_codecs
         self._facts, self._objective, self._prices = facts, objective, prices or Prices()
         self.plan: ReusePlan | None = None
         """The choice; None before there is a profile."""
@@ -102,6 +104,13 @@ class ReuseChooser:
         wire = choice.wire if split == choice.split else self._last.wire_at(split)[0]
         choice = replace(choice, split=split, wire=wire)
         return JobPricer(self._profile, self._job, self._last, choice).job_cost(self._prices).seconds
+
+    def encoding_seconds(self, split: int) -> float:
+        """Return the seconds in which a server encodes a sample of ``split`` by the codec that is on."""
+        codec = ReuseFacts(wire_codecs=self._wire_codecs()).wire_at(split)[0]
+        if codec.name == RAW.name or self._profile is None:
+            return 0.0
+        return self._profile.sent_bytes(split) / codec.encode
 
     def epoch_seconds(self, samples: int) -> float | None:
         """Return the seconds of an epoch of ``samples`` by the present choice with what is kept now.
