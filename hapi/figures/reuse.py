@@ -171,6 +171,8 @@ def draw_courses(panels: Sequence[Axes], drawn: Sequence[Course], chosen: str) -
         drawn: the costs of each mode.
         chosen: mode whose line is drawn thick.
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     for axes, what in zip(panels, ("seconds", "money"), strict=False):
         for course in drawn:
             style: dict[str, Any] = {"marker": "o", "markersize": 3.5}
@@ -183,9 +185,15 @@ def draw_courses(panels: Sequence[Axes], drawn: Sequence[Course], chosen: str) -
                 label=mode_name(course.mode),
                 **style,
             )
-        axes.set_title("Job by its epochs and what is kept" if what == "seconds" else "Its money")
+        axes.set_title("Jobs by their epochs" if what == "seconds" else "Their money")
         axes.set_xlabel("epochs")
-        axes.set_ylim(bottom=0)
+        if all(value > 0 for course in drawn for value in getattr(course, what)):
+            axes.set_yscale("log")  # what is kept may save a hundredfold
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         legend(axes)
     seconds_axis(panels[0])

@@ -193,3 +193,18 @@ def test_where_nothing_can_be_chosen_money_is_no_objective(store: Path) -> None:
             service, **{**RUN, "split": "auto", "objective": "money", "egress": 1.0}
         ) as session:
             assert session.planning is not None and session.planning.chooser is not None
+
+
+def test_the_mode_is_what_is_done(store: Path, tmp_path: Path) -> None:
+    own = {"cache": "auto", "cache_dir": str(tmp_path)}
+    with keeping_service(store, None) as service:
+        for changes, mode in (
+            ({"cache": "off"}, "recompute"),
+            ({**own, "epochs": 1}, "recompute"),
+            ({**own, "freeze": 0, "split": 0}, "recompute"),
+            (own, "keep here"),
+        ):
+            with open_session(service, **{**RUN, "split": LAST, **changes}) as session:
+                assert session.keeping.mode == mode
+                session.keeping.distrust()
+                assert session.keeping.mode == "recompute"

@@ -125,7 +125,8 @@ def test_the_figure_of_a_plan_draws_jobs_by_their_epochs(tmp_path: Path, prices:
     path = tmp_path / "plan.svg"
     plan_figure(plan("auto", given, JOB), given, JOB, str(path), courses=drawn, kept="keep here")
     text = path.read_text(encoding="utf-8")
-    assert "Job by its epochs and what is kept" in text and ("Its money" in text) is (prices != Prices())
+    assert "Jobs by their epochs" in text and ("Their money" in text) is (prices != Prices())
+    assert "mathdefault" not in text
     for name in ("nothing", "samples here", "features there", "features here"):
         assert f">{name}<" in text
     alone = replace(JOB, epochs=1)

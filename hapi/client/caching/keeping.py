@@ -69,8 +69,7 @@ class Keeping(Closing):
         """True while features that are computed are kept."""
         self._reads = True
         """False while what is kept is not worth reading."""
-        self.mode: Mode = "keep here" if self.fills and job_context.cache_folder is not None else "recompute"
-        """What is kept in the pass that is under way."""
+        self._mode: Mode = "keep here" if self.fills else "recompute"
         self._verdict = "" if self.fills else ONCE
         """Why features are not kept although they may be; empty while they are."""
         try:
@@ -149,7 +148,7 @@ class Keeping(Closing):
         """Take over what the plan has found worth keeping, if it is asked; between two passes."""
         if reuse is None or self._always:
             return
-        self.mode, self._verdict = reuse.mode, "" if reuse.mode == "keep here" else reuse.reason
+        self._mode, self._verdict = reuse.mode, "" if reuse.mode == "keep here" else reuse.reason
         if reuse.mode == "keep there":
             self._verdict = f"{BY_SERVER}; {reuse.reason}"
         self.fills = reuse.mode == "keep here"
@@ -183,6 +182,13 @@ class Keeping(Closing):
     def rates(self) -> DiskRates:
         """Return the measured rates of the disk that features of training samples are kept on."""
         return next((cache.rates() for cache in self.training_features().values()), DiskRates(None, None))
+
+    @property
+    def mode(self) -> Mode:
+        """What is kept in the pass that is under way."""
+        features = self._job_context.cache_folder is not None and not self.refusal
+        possible = {"keep here": features, "keep samples": bool(self.samples)}
+        return self._mode if possible.get(self._mode, True) else "recompute"
 
     @property
     def refusal(self) -> str:
