@@ -42,7 +42,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
 from hapi.config.settings import checked
 from hapi.config.token import read_token
-from hapi.data.epoch_order import batches
+from hapi.data.epoch_order import EpochOrder, batches
 from hapi.errors import UsageError
 from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.trace import Tracer
@@ -91,6 +91,8 @@ class Session(Closing):
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
+        self._ordered: tuple[EpochOrder, int, list[IntArray]] | None = None
+        """Batches of the epoch that was asked for last, in its order."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         buffers = BufferPool(pinned=self.device.type == "cuda")
         self.keeping = Keeping(settings, job_context, buffers, tracer)
@@ -198,13 +200,17 @@ class Session(Closing):
         epoch.
         """
         job_context, settings = self.job_context, self.settings
-        return job_context.order.batches(
-            epoch,
-            job_context.training_ids,
-            job_context.description.count,
-            settings.bs,
-            drop_last=settings.drop_last,
-        )
+        order, known = job_context.order, self._ordered
+        if known is None or known[:2] != (order, epoch):
+            ids = order.batches(
+                epoch,
+                job_context.training_ids,
+                job_context.description.count,
+                settings.bs,
+                drop_last=settings.drop_last,
+            )
+            known = self._ordered = order, epoch, ids
+        return list(known[2])
 
     @property
     def split(self) -> int:

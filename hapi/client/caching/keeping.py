@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hapi.cache.disk_rates import DiskRates
@@ -61,7 +61,9 @@ class Keeping(Closing):
         self._filling = Filling(tracer)
         self._features: dict[str, FeatureCache] = {}
         self._memory_bytes = memory_bound(settings.cache_memory)
-        self._codes: Sequence[ServerCode] | None = None
+        self._codes: tuple[ServerCode, ...] | None = None
+        self._keys: dict[tuple[tuple[ServerCode, ...], int, bool, int], FeatureKey | Refusal] = {}
+        """Keys of the pass that is under way, by codes, cut, whether of the validation samples, and view."""
         self._trusted = True
         self.cut = job_context.last_split
         """Layer whose outputs are kept."""
@@ -93,11 +95,20 @@ class Keeping(Closing):
                 found[validation] = key.reason
         return found
 
-    def _key(self, epoch: int, validation: bool) -> Any:
+    def _key(self, epoch: int, validation: bool) -> FeatureKey | Refusal:
         if self._codes is None:
             self._codes = codes_of(self._job_context)
         view = 0 if validation else view_of(self._job_context, epoch)
-        return feature_key(self._job_context, self.cut, validation=validation, view=view, codes=self._codes)
+        at = self._codes, self.cut, validation, view
+        if at not in self._keys:
+            self._keys[at] = feature_key(
+                self._job_context, self.cut, validation=validation, view=view, codes=self._codes
+            )
+        return self._keys[at]
+
+    def begin_pass(self) -> None:
+        """Look at the frozen weights anew: a caller may have changed them since the pass before."""
+        self._keys.clear()
 
     def source(self, counts: KeptCounts, epoch: int, *, validation: bool) -> PassFeatures | None:
         """Return the kept features of the samples of a pass that begins; None when there are none.

@@ -92,6 +92,7 @@ class Passes:
         report = self.report = PassReport.over(Traffic(self._servers.received_bytes))
         if splits.measured:
             self._meter.follow(report.traffic)
+        self._keeping.begin_pass()
         splits.begin()
         self._codecs.begin(epoch)
         if not validation:

@@ -45,6 +45,8 @@ class ReuseChooser:
         self._chosen_by: ReuseFacts | None = None
         """The facts that the choice was made from."""
         self._profile: Profile | None = None
+        self._grounds: tuple[Profile, ReuseFacts, tuple[int, ...]] | None = None
+        """Profile, facts and splits of the last choice."""
         self._job: Job | None = None
 
     def choose(self, profile: Profile, job: Job, splits: Sequence[int]) -> bool:
@@ -59,7 +61,14 @@ class ReuseChooser:
             True when the choice is another one than before.
         """
         facts = self._facts()
+        before, grounds = self.plan, (profile, facts, tuple(splits))
+        known = before is not None and self._grounds == grounds
+        self._grounds = grounds
         self._last, self._profile, self._job = facts, profile, job
+        if (
+            known
+        ):  # what is worth its while for more epochs is so for fewer, unless something else has changed
+            return False
         found = choose_reuse(
             profile,
             job,
@@ -69,7 +78,6 @@ class ReuseChooser:
             splits=splits,
             always=self._always,
         )
-        before = self.plan
         if before is not None and before.split in splits and self._possible(before.choice, facts):
             now = JobPricer(profile, job, facts, before.choice).job_cost(self._prices)
             if self._aim(found.cost) > (1 - HYSTERESIS) * self._aim(now):
