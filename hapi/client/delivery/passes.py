@@ -183,8 +183,16 @@ class Passes:
         report: PassReport,
         source: PassFeatures | None,
     ) -> Incoming:
+        return Incoming(
+            lambda number: self._codecs.encoded(splits.open(begin + number).at(self._settings.seed, epoch)),
+            planned[begin:],
+            source,
+            lambda: self._loading(splits, report, source),
+        )
+
+    def _loading(self, splits: Splits, report: PassReport, source: PassFeatures | None) -> PassLoading:
         settings, planning = self._settings, self._planning
-        loading = PassLoading(
+        return PassLoading(
             servers=self._servers,
             request_size=settings.request_size,
             in_flight=settings.in_flight * self._servers.size,
@@ -200,11 +208,6 @@ class Passes:
             movable=splits.movable,
             may_open=splits.may_open,
             codecs=self._codecs,
-        )
-        return Incoming(
-            lambda number: self._codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
-            planned[begin:],
-            loading,
         )
 
     def _assembled(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hapi.arrays import IntArray
+from hapi.client.caching.sources import PassFeatures
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Batch, Prefetcher
@@ -23,26 +24,31 @@ class Incoming:
     """Brings the batches of one pass; iterate it once, from one thread, and close it."""
 
     def __init__(
-        self, job_of: Callable[[int], ExtractionJob], batches: Sequence[IntArray], loading: PassLoading
+        self,
+        job_of: Callable[[int], ExtractionJob],
+        batches: Sequence[IntArray],
+        features: PassFeatures | None,
+        loading: Callable[[], PassLoading],
     ) -> None:
         """Begin to receive what is not at hand.
 
         Args:
             job_of: as in :class:`Prefetcher`, for a number in ``batches``.
             batches: sample ids of each batch.
-            loading: means of the pass.
+            features: those that are kept; None for none.
+            loading: returns the means of the pass, where something is to be loaded.
         """
-        self._batches, self._features = batches, loading.features
+        self._batches, self._features = batches, features
         self._at_hand = [False] * len(batches)
-        if self._features is not None:
-            largest = COPIED_BYTES // max(1, self._features.sample_bytes)
+        if features is not None:
+            largest = COPIED_BYTES // max(1, features.sample_bytes)
             self._at_hand = [
                 lies and len(ids) <= largest
-                for lies, ids in zip(self._features.in_memory(batches), batches, strict=True)
+                for lies, ids in zip(features.in_memory(batches), batches, strict=True)
             ]
         others = [number for number, lies in enumerate(self._at_hand) if not lies]
         self._prefetcher = (
-            Prefetcher(lambda number: job_of(others[number]), [batches[n] for n in others], loading)
+            Prefetcher(lambda number: job_of(others[number]), [batches[n] for n in others], loading())
             if others
             else None
         )

@@ -67,6 +67,7 @@ class LayeredModel:
         self._structure: list[str] | None = None
         self._plain: list[list[str]] | None = None
         self._architecture: Architecture | None = None
+        self._constants: list[list[str]] | None = None
         self._number(select_layers(module, self.cuts, architecture, blocks))
 
     # -- structure -------------------------------------------------------------------------------------
@@ -327,7 +328,12 @@ class LayeredModel:
         return isinstance(self.tensors.get(name), nn.Parameter)
 
     def _constants_of(self, index: int) -> list[str]:
-        return self._numbering.read(index, self.tensors, self.traced.constants)[1]
+        if self._constants is None:
+            indices = (layer.index for layer in self.layers)
+            self._constants = [
+                self._numbering.read(i, self.tensors, self.traced.constants)[1] for i in indices
+            ]
+        return self._constants[index - 1]
 
     def _plain_tensors(self, index: int) -> dict[str, torch.Tensor]:
         """Tensors that are attributes of the modules which layer ``index`` calls as a whole, by name."""
@@ -344,7 +350,7 @@ class LayeredModel:
 
     def _number(self, chosen: Sequence[tuple[str, Cut]]) -> None:
         self._numbering = Numbering(self._eval, self._train, chosen)
-        self._structure = self._plain = None
+        self._structure = self._plain = self._constants = None
         self.layers = self._numbering.layers(self.tensors, self.traced.constants)
         self.default_freeze = self._default_freeze()
 
