@@ -2,8 +2,10 @@
 
 A training of the last layer runs in this process, over a server in this process. In its first epoch it keeps all
 features; then each of its epochs is paired with an epoch of the plain loop, which indexes one tensor and trains the
-same layer from the same weights with the same batches. Which of the two goes first alternates. Two further epochs of
-both are not timed: their calls of Python functions are counted, in all threads, which no noise disturbs.
+same layer from the same weights with the same batches. The loop seeds nothing, as nothing draws. Which of the two goes
+first alternates. Processor seconds are those of the whole process; other work on the machine disturbs them less. Two
+further epochs of both are not timed: their calls of Python functions are counted, in all threads, which no noise
+disturbs.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
 from hapi.train.callbacks import TrainingCallback
 from hapi.train.settings import TrainSettings
-from hapi.train.steps.gradient_step import step_seed
 from hapi.train.trainer import Trainer
 
 GOAL = 0.2
@@ -75,6 +76,10 @@ class HitsResult:
     """Milliseconds a batch, of each epoch."""
     plain: tuple[float, ...]
     """The plain loop's, in the same order."""
+    cpu: tuple[float, ...]
+    """Milliseconds of processors for a batch, of each epoch."""
+    plain_cpu: tuple[float, ...]
+    """The plain loop's."""
     calls: float
     """Python functions called for a batch."""
     plain_calls: float
@@ -87,16 +92,20 @@ class HitsResult:
     @property
     def more(self) -> Spread:
         """Milliseconds a batch beside the plain loop's, of each pair."""
-        return Spread.of([own - plain for own, plain in zip(self.ours, self.plain, strict=True)])
+        return _differences(self.ours, self.plain)
+
+    @property
+    def more_cpu(self) -> Spread:
+        """Milliseconds of processors for a batch beside the plain loop's, of each pair."""
+        return _differences(self.cpu, self.plain_cpu)
 
     def table(self) -> list[str]:
         """The figures as lines for a person."""
-        own, plain, more = statistics.median(self.ours), statistics.median(self.plain), self.more
-        spread = f"median of {more.count} pairs, {more.low:.3f} to {more.high:.3f}; the goal is {GOAL}"
         calls, equal = self.calls - self.plain_calls, "yes" if self.equal_losses else "NO"
         return [
             f"{'':24}{'Hapi':>9}{'plain':>9}{'more':>9}",
-            f"{'ms a batch':24}{own:9.3f}{plain:9.3f}{more.median:9.3f}   {spread}",
+            _line("ms a batch", self.ours, self.plain, f"; the goal is {GOAL}"),
+            _line("processor ms a batch", self.cpu, self.plain_cpu, ""),
             f"{'Python calls a batch':24}{self.calls:9.1f}{self.plain_calls:9.1f}{calls:9.1f}",
             "",
             f"{self.batches} batches of {self.settings.bs} samples of 2 KB an epoch; losses equal to the bit: {equal}",
@@ -105,7 +114,20 @@ class HitsResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a document."""
-        return {"benchmark": "hits", "goal": GOAL, "more": self.more.to_json(), **asdict(self)}
+        more = {"more": self.more.to_json(), "more_cpu": self.more_cpu.to_json()}
+        return {"benchmark": "hits", "goal": GOAL, **more, **asdict(self)}
+
+
+def _differences(ours: Sequence[float], plain: Sequence[float]) -> Spread:
+    return Spread.of([own - other for own, other in zip(ours, plain, strict=True)])
+
+
+def _line(name: str, ours: Sequence[float], plain: Sequence[float], goal: str) -> str:
+    more = _differences(ours, plain)
+    spread = f"median of {more.count} pairs, {more.low:.3f} to {more.high:.3f}{goal}"
+    return (
+        f"{name:24}{statistics.median(ours):9.3f}{statistics.median(plain):9.3f}{more.median:9.3f}   {spread}"
+    )
 
 
 class CallCount:
@@ -148,16 +170,15 @@ class CallCount:
 class PlainLoop:
     """The epochs as one writes them by hand over features in one tensor."""
 
-    def __init__(self, features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear, seed: int) -> None:
+    def __init__(self, features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear) -> None:
         """Train ``layer`` on ``features`` [N, k] with ``labels`` int64 [N]."""
-        self._features, self._labels, self._layer, self._seed = features, labels, layer, seed
+        self._features, self._labels, self._layer = features, labels, layer
         self._optimizer = torch.optim.SGD(layer.parameters(), lr=_LR, momentum=_MOMENTUM, weight_decay=_DECAY)
 
-    def epoch(self, epoch: int, order: Sequence[Sequence[int]]) -> float:
-        """Train ``epoch`` over the ids of its batches, and return the mean loss."""
+    def epoch(self, order: Sequence[Sequence[int]]) -> float:
+        """Train over the ids of an epoch's batches, and return the mean loss."""
         total, samples = 0.0, 0
-        for number, ids in enumerate(order):
-            torch.manual_seed(step_seed(self._seed, epoch, number))
+        for ids in order:
             rows = torch.tensor(ids)
             loss = nn.functional.cross_entropy(self._layer(self._features[rows]), self._labels[rows])
             self._optimizer.zero_grad()
@@ -165,6 +186,19 @@ class PlainLoop:
             self._optimizer.step()
             total, samples = total + loss.item() * len(ids), samples + len(ids)
         return total / samples
+
+
+Clocks = tuple[float, float]
+"""Seconds of the clock on the wall, and of the process on all processors."""
+
+
+def _now() -> Clocks:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(began: Clocks) -> Clocks:
+    wall, processors = _now()
+    return wall - began[0], processors - began[1]
 
 
 class _Pairs(TrainingCallback):
@@ -176,11 +210,11 @@ class _Pairs(TrainingCallback):
         own = session.trained.state_dict()
         self._layer.load_state_dict({name.rpartition(".")[2]: value.clone() for name, value in own.items()})
         self._plain: PlainLoop | None = None
-        self._began, self._rss = 0.0, 0
+        self._began, self._rss = (0.0, 0.0), 0
         self.own_losses: list[float] = []
         self.plain_losses: list[float] = []
-        self.ours: list[float] = []
-        self.plain: list[float] = []
+        self.ours: list[Clocks] = []
+        self.plain: list[Clocks] = []
         self.count, self.plain_count = CallCount(), CallCount()
         self.grown = 0
 
@@ -196,11 +230,11 @@ class _Pairs(TrainingCallback):
             self._run_plain(epoch)
         if self._is_counted(epoch):
             self.count.begin()
-        self._began = time.perf_counter()
+        self._began = _now()
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
         """Stop the clock, and run the plain epoch if it has not run."""
-        seconds, epoch = time.perf_counter() - self._began, entry["epoch"]
+        seconds, epoch = _since(self._began), entry["epoch"]
         self.count.end()
         self.own_losses.append(entry["loss"])
         if epoch and entry["feature_misses"]:
@@ -220,12 +254,12 @@ class _Pairs(TrainingCallback):
         order = [ids.tolist() for ids in self._session.batch_ids(epoch)]
         if self._is_counted(epoch):
             with self.plain_count.counting():
-                self.plain_losses.append(loop.epoch(epoch, order))
+                self.plain_losses.append(loop.epoch(order))
             return
-        began = time.perf_counter()
-        self.plain_losses.append(loop.epoch(epoch, order))
+        began = _now()
+        self.plain_losses.append(loop.epoch(order))
         if self._is_timed(epoch):
-            self.plain.append(time.perf_counter() - began)
+            self.plain.append(_since(began))
 
     def _loop(self) -> PlainLoop:
         """The plain loop over what the first epoch has kept."""
@@ -235,7 +269,7 @@ class _Pairs(TrainingCallback):
         found = cache.read(ids, features.view(torch.uint8).numpy(), labels.numpy())
         if not found.all():
             raise HapiError("the first epoch has not kept all features: there is no room")
-        return PlainLoop(features, labels, self._layer, self._settings.seed)
+        return PlainLoop(features, labels, self._layer)
 
 
 def measure_hits(settings: HitsSettings) -> HitsResult:
@@ -255,8 +289,10 @@ def measure_hits(settings: HitsSettings) -> HitsResult:
     return HitsResult(
         settings=settings,
         batches=batches,
-        ours=tuple(each * seconds for seconds in pairs.ours),
-        plain=tuple(each * seconds for seconds in pairs.plain),
+        ours=tuple(each * wall for wall, _ in pairs.ours),
+        plain=tuple(each * wall for wall, _ in pairs.plain),
+        cpu=tuple(each * processors for _, processors in pairs.ours),
+        plain_cpu=tuple(each * processors for _, processors in pairs.plain),
         calls=pairs.count.calls / batches / _COUNTED,
         plain_calls=pairs.plain_count.calls / batches / _COUNTED,
         equal_losses=pairs.own_losses == pairs.plain_losses,

@@ -14,6 +14,7 @@ from benchmarks.epochs.hits import CallCount, HitsResult, HitsSettings
 def result(equal: bool = True) -> HitsResult:
     return HitsResult(
         settings=HitsSettings(), batches=64, ours=(1.5, 1.25, 3.0), plain=(1.0, 1.0, 1.0), calls=240.0,
+        cpu=(1.0, 1.125, 1.25), plain_cpu=(1.0, 1.0, 1.0),
         plain_calls=80.0, equal_losses=equal, grown_bytes=2_000_000, conditions={"cores": 2},
     )  # fmt: skip
 
@@ -21,6 +22,7 @@ def result(equal: bool = True) -> HitsResult:
 def test_the_figure_is_the_median_of_the_pairs() -> None:
     assert result().more.median == 0.5 and result().to_json()["more"]["max"] == 2.0
     table = "\n".join(result().table())
+    assert result().more_cpu.median == 0.125
     assert "0.500   median of 3 pairs, 0.250 to 2.000; the goal is 0.2" in table
     assert "160.0" in table and "to the bit: yes" in table and "2.0 MB" in table
     assert "to the bit: NO" in "\n".join(result(equal=False).table())
