@@ -34,6 +34,7 @@ GROUPS = {
         "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
         "index": "make a dataset of shards or images that lie in a store already, without a copy",
         "push": "put a model's weights into a store",
+        "show": "print a pushed model's layers, and which models share them",
         "diff": "name the layers in which two pushed models differ",
         "ls": "list the datasets and models of a store",
         "verify": "read a whole dataset or pushed model and check every checksum",
@@ -50,7 +51,7 @@ GROUPS = {
 ``configure`` and ``run``, here or in one of ``FOLDERS``."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 FOLDERS = {
-    **dict.fromkeys(("push", "diff", "layers", "predict", "evaluate", "export"), "models."),
+    **dict.fromkeys(("push", "show", "diff", "layers", "predict", "evaluate", "export"), "models."),
     **dict.fromkeys(("rm", "gc"), "stores."),
 }
 """Folder of the modules that are not here."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hapi.models.graph.architecture import shared_layers
 from hapi.repository.manifest import LayerEntry, ModelManifest
+from hapi.repository.relatives import shared_prefix
 
 Change = Literal["weights", "tensors", "operations", "only in the first", "only in the second"]
 """Other content of the same tensors; tensors of other names, shapes or types; other operations, settings or
@@ -52,18 +52,12 @@ class Difference:
 
 def compare(first: ModelManifest, second: ModelManifest) -> Difference:
     """Return what the two models share, and the layers that differ by themselves."""
-    structure, content = (
-        shared_layers(
-            [getattr(identity, kind) for identity in first.identities],
-            [getattr(identity, kind) for identity in second.identities],
-        )
-        for kind in ("structure", "content")
-    )
+    shared = shared_prefix(first, second)
     return Difference(
         layers=(len(first.layers), len(second.layers)),
-        same_structure=structure,
-        same_weights=content,
-        changes=tuple(_changes(first, second, structure, content)),
+        same_structure=shared.same_structure,
+        same_weights=shared.same_weights,
+        changes=tuple(_changes(first, second, shared.same_structure, shared.same_weights)),
     )
 
 
@@ -87,13 +81,8 @@ def _changes(
             yield LayerChange(layer=number, name=layer.name, change=change, tensors=tensors, nbytes=nbytes)
     known = {layer.name for layer in first.layers}
     for number, layer in enumerate(second.layers, start=1):
-        if layer.name not in known and number > _last_shared(first, second):
+        if layer.name not in known and number > shared_prefix(second, first).same_weights:
             yield _alone(second, number, layer, "only in the second")
-
-
-def _last_shared(first: ModelManifest, second: ModelManifest) -> int:
-    """Layers of the second model that the first has with the same weights, under whatever names."""
-    return shared_layers([i.content for i in second.identities], [i.content for i in first.identities])
 
 
 def _own_change(

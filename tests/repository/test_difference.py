@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.stores import CountingStore, is_weights
 
 from hapi.cli.main import main
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.difference import Difference, LayerChange, compare
+from hapi.repository.relatives import relatives
 from hapi.repository.repository import open_model, push
 from hapi.store.local import LocalStore
 
@@ -44,6 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "deeper": replace(SPEC, architecture="resnet34"),
     }.items():
         push(store, name, build(spec), spec)
+    model = build(SPEC)
+    model.module.layer2[0].downsample[1].eps = 1e-3
+    push(store, "settings", build(SPEC).over(model.module), SPEC)
     return folder
 
 
@@ -102,13 +108,8 @@ def test_another_depth(difference: Callable[[str, str], Difference]) -> None:
     assert only == {c.name for c in back.changes if c.change == "only in the first"}
 
 
-def test_other_settings_of_a_layer_without_tensors(folder: Path) -> None:
-    store, model = LocalStore(str(folder)), build(SPEC)
-    model.module.layer2[0].downsample[1].eps = 1e-3
-    spec = replace(SPEC, weights="random:4")
-    changed = build(spec).over(model.module)
-    push(store, "settings", changed, spec)
-    found = compare(open_model(store, "base").manifest, open_model(store, "settings").manifest)
+def test_other_settings_of_a_layer_without_tensors(difference: Callable[[str, str], Difference]) -> None:
+    found = difference("base", "settings")
     assert [(c.name, c.change) for c in found.changes] == [("layer2.0", "operations")]
     assert found.same_structure == found.same_weights == found.changes[0].layer - 1
 
@@ -126,7 +127,51 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert LayerChange(**{**found["changes"][0], "tensors": ("fc.weight", "fc.bias")}).name == "fc"
 
 
+def test_the_relatives_of_a_model(folder: Path) -> None:
+    store = LocalStore(str(folder))
+    found = {
+        r.name: (r.same_structure, r.same_weights)
+        for r in relatives(store, open_model(store, "base").manifest)
+    }
+    assert found == {
+        "again": (14, 14), "larger": (14, 14), "other-head": (13, 13), "tuned": (14, 11), "settings": (6, 6),
+        "deeper": (6, found["deeper"][1]), "early": (14, 1),
+    }  # fmt: skip
+    assert list(found)[:2] == ["again", "larger"]
+
+
+def test_the_command_that_shows_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"{folder}/tuned", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    layers = document["layers"]
+    assert sum(layer["bytes"] for layer in layers) == document["bytes"]
+    assert [layer["index"] for layer in layers] == list(range(1, 15)) and layers[-1]["name"] == "fc"
+    assert {"name": "base", "same_structure": 14, "same_weights": 11} in document["relatives"]
+    assert main(["show", f"{folder}/tuned"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("tuned: resnet18, 14 layers, ") and lines[0].endswith(", 10 classes")
+    assert lines[12 + 1].split()[:3] == ["12", "layer4.1", "512x1x1"]
+    assert "base has its first 14 layers, 11 with the same weights" in lines
+
+
+def test_only_manifests_are_read(folder: Path) -> None:
+    store = CountingStore(folder, is_weights)
+    relatives(store, open_model(store, "base").manifest)
+    assert store.ranges == []
+
+
+def test_a_damaged_neighbour_is_left_out(folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "store"
+    shutil.copytree(folder, copied)
+    (copied / "models" / "again" / "model.json").write_bytes(b"{}")
+    (copied / "models" / "tuned" / "model.json").unlink()
+    store = LocalStore(str(copied))
+    names = [r.name for r in relatives(store, open_model(store, "base").manifest)]
+    assert "larger" in names and not {"again", "tuned"} & set(names)
+
+
 def test_a_model_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", f"{folder}/base", f"{folder}/nowhere"]) == 1
     assert "has no model 'nowhere'" in capsys.readouterr().err
     assert main(["diff", f"{folder}/base"]) == 2
+    assert main(["show", f"{folder}/nowhere"]) == 1
