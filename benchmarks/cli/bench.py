@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.cli import jobs, load, serving, split, storage
+from benchmarks.cli import jobs, keep, load, serving, split, storage
 from benchmarks.cli.benchmark import Outcome
 from hapi.paths import check_outputs
 
-BENCHMARKS = (*split.BENCHMARKS, *jobs.BENCHMARKS, *serving.BENCHMARKS, *load.BENCHMARKS, *storage.BENCHMARKS)
+BENCHMARKS = (
+    *split.BENCHMARKS,
+    *jobs.BENCHMARKS,
+    *keep.BENCHMARKS,
+    *serving.BENCHMARKS,
+    *load.BENCHMARKS,
+    *storage.BENCHMARKS,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,8 @@ class Way:
     """True: the cache keeps stored samples and no features."""
     by_epochs: bool = False
     """True: what it does depends on the number of epochs that it is told."""
+    on_request: bool = False
+    """True: it is measured only if it is asked for."""
 
     @property
     def caches(self) -> bool:
@@ -43,6 +45,7 @@ WAYS = (
     Way(name="kept images", title="keep the images", flags=("--split", "none"), samples_only=True),
     Way(name="store", title="all in the store", in_store=True),
     Way(name="plain", title="extract once by hand"),
+    Way(name="always", title="keep features always", flags=("--cache", "on"), on_request=True),
     Way(name="hapi", title="Hapi", flags=(), by_epochs=True),
 )
 """All, in the order in which they are shown."""
@@ -89,7 +92,7 @@ class EpochsSettings:
     """Bits per second."""
     counts: tuple[int, ...] = (1, 2, 10, 30)
     """Numbers of epochs of a job."""
-    ways: tuple[str, ...] = tuple(way.name for way in WAYS)
+    ways: tuple[str, ...] = tuple(way.name for way in WAYS if not way.on_request)
     measured: int | None = 4
     """Epochs that are run at most; later ones are computed. None: all of them are run."""
     repeats: int = 1

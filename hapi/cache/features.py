@@ -120,6 +120,11 @@ class FeatureCache(Closing):
         return math.prod(self.key.shape) * DTYPE_BYTES[self.key.dtype]
 
     @property
+    def segment_bytes(self) -> int:
+        """Bytes after which a put waits for the disk."""
+        return self._records.segment_bytes
+
+    @property
     def memory_bytes(self) -> int:
         """Most bytes of this process's memory that its rows take."""
         return self._memory.nbytes

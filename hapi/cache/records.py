@@ -86,7 +86,8 @@ class RecordCache(Closing):
         self.folder, self.path = folder, folder.version(reference)
         self._seed, self._form = seed_of(self.path.name), form
         self._key, self._behind = key, behind
-        self._segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
+        self.segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
+        """Size of a segment of several records."""
         self._longest = min(_LONGEST, folder.budget // 2)
         self._writing = threading.Lock()
         self._writer: tuple[SegmentWriter, int, str] | None = None
@@ -318,7 +319,7 @@ class RecordCache(Closing):
             with self.folder.locked():
                 settle_key(self.path, self._key)
         self.folder.recover(self.path)
-        reserved = self.folder.reserve(self.path, max(self._segment_bytes, min_bytes), min_bytes)
+        reserved = self.folder.reserve(self.path, max(self.segment_bytes, min_bytes), min_bytes)
         if reserved is None:
             return None
         writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed, self._form)

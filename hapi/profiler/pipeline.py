@@ -82,7 +82,7 @@ class Pipeline:
         self.decode_here = split == 0 and sent == "stored"
         bs = min(job.bs, job.samples)
         missing = 1 - mix.hits
-        self.crossing = missing if split == 0 else rows_asked(bs, missing) / bs
+        self.crossing = rows_asked(bs, missing) / bs if mix.cut else missing
         """The part of the samples that the server is asked for."""
         # A request is left out only if all of its samples are at hand; of features the others are asked for together.
         self.asked = 1 - mix.hits ** (job.request_size if mix.cut == 0 else bs)

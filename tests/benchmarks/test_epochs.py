@@ -102,7 +102,7 @@ def test_losses_are_compared_epoch_by_epoch() -> None:
 def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
     settings = EpochsSettings(models=("resnet18",), bandwidths=(1e6,), counts=(1, 30), repeats=2)
     runs = all_runs(settings)
-    assert len(runs) == 2 * (len(WAYS) + 1)  # Hapi is told each number of epochs
+    assert len(runs) == 2 * (len(settings.ways) + 1)  # Hapi is told each number of epochs
     assert all(one.repeat == 0 for one in runs[: len(runs) // 2])
     head = {"grid": settings.measuring()}
     results = Results(tmp_path / "found.jsonl", head)

@@ -13,7 +13,7 @@ from support.profiler_tools import crafted, free_tier
 
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.cost import memory
-from hapi.profiler.pipeline import FEWEST_ROWS, rows_asked
+from hapi.profiler.pipeline import FEWEST_ROWS, Mix, Pipeline, rows_asked
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import LEAST_GAIN, choose_reuse
 from hapi.profiler.reuse.facts import (
@@ -251,3 +251,14 @@ def test_facts_are_read_back_and_wrong_ones_are_named() -> None:
             replace(known.client or Storage(bytes=1, read=1.0, write=1.0), **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="ratio"):
         CodecCost(name="grows", ratio=0.5, encode=1.0, decode=1.0)
+
+
+def test_rows_are_filled_up_at_split_0_too() -> None:
+    """Features of a fifth are kept: 38 of 48 rows are missing, and nearly all 48 are asked for, at any split."""
+    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
+    mixes = [
+        Pipeline(profile, Job(bs=48), split, "stored", Mix(cut=1, hits=0.2), depth=1) for split in (0, 1)
+    ]
+    assert mixes[0].crossing == mixes[1].crossing == pytest.approx(rows_asked(48, 0.8) / 48)
+    samples = Pipeline(profile, Job(bs=48), 0, "stored", Mix(cut=0, hits=0.2), depth=1)
+    assert samples.crossing == pytest.approx(0.8)  # of stored samples just what is missing is asked for

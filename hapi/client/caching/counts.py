@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 
 
@@ -22,6 +23,8 @@ class KeptCounts:
         self.bytes_read = 0
         self.bytes_written = 0
         """Bytes of the features that came into the cache, before they were encoded."""
+        self.kept_at: float | None = None
+        """Time (``time.monotonic``) at which the last of them did."""
         self.read_seconds = 0.0
         """Seconds of reading, of all threads."""
 
@@ -47,6 +50,8 @@ class KeptCounts:
         """
         with self._lock:
             self.kept += kept
+            if kept:
+                self.kept_at = time.monotonic()
             self.bytes_written += nbytes
             self.skipped += skipped
 

@@ -13,6 +13,7 @@ from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
 from hapi.cache.writing.record_codec import PassTimes
 from hapi.client.caching.counts import KeptCounts
+from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling
 from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, view_of
 from hapi.client.caching.sources import PassFeatures
@@ -59,6 +60,7 @@ class Keeping(Closing):
         """Caches of stored samples that may be used, by dataset."""
         self._samples = dict(self.samples)
         self._filling = Filling(tracer)
+        self._forecast = FillForecast()
         self._features: dict[str, FeatureCache] = {}
         self._memory_bytes = memory_bound(settings.cache_memory)
         self._codes: tuple[ServerCode, ...] | None = None
@@ -132,6 +134,8 @@ class Keeping(Closing):
         dtype = context.frozen.output_dtypes()[self.cut]
         form = (context.held_out if validation else context.description).label_form
         cache = self._cache(key, validation=validation)
+        if self.fills and not validation and context.views is None and context.order.trainers == 1:
+            self._forecast.begin_pass(cache, counts, context.training_ids)
         return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer)
 
     def _cache(self, key: FeatureKey, *, validation: bool) -> FeatureCache:
@@ -215,6 +219,7 @@ class Keeping(Closing):
             times: of the pass so far.
         """
         self._filling.offer(source.cache, computed, source.counts, times)
+        self._forecast.offered(source.cache, len(computed.ids))
 
     @property
     def why(self) -> str:
@@ -244,6 +249,7 @@ class Keeping(Closing):
                 {"cut": cache.key.cut, **cache.codec.to_json()} for _, cache in sorted(self._features.items())
             ],
             "why": self.why,
+            "fill": self._forecast.to_json(),
         }
 
     def distrust(self) -> None:

@@ -1,0 +1,200 @@
+"""Judgement of the choice in one cell: what was chosen, beside everything that could have been, all replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from benchmarks.keep.disks import CacheAtWork
+from benchmarks.keep.grid import KeepCell, codecs_of, world_of
+from benchmarks.keep.machines import Machines, SideCache
+from benchmarks.keep.whole_job import JobFound, World, epoch_bound, kept_share, replay
+from hapi.cache.disk_rates import DiskRates
+from hapi.client.planning.cache_facts import READ_RATE, WRITE_RATE
+from hapi.client.planning.reuse_choice import ReuseChooser
+from hapi.profiler.reuse.choose import choose_reuse
+from hapi.profiler.reuse.facts import RAW, CodecCost, CutCodecs, KeptShare, ReuseFacts, Storage
+from hapi.profiler.reuse.job_cost import Choice, Mode
+
+ENOUGH = 0.02
+"""Part by which another choice must be able to be better for it to be replayed."""
+
+
+def judge(cell: KeepCell) -> dict[str, Any]:
+    """Return the record of a cell: seconds as planned, as a run chooses, and of the best choice there is."""
+    world = world_of(cell)
+    codecs = codecs_of(cell.model, world.profile.last_split, cell.speed) if cell.codecs else ()
+    plan = choose_reuse(world.profile, world.job, sampled_facts(world, codecs))
+    planned = replay(world, lambda machines, epoch: plan.choice)
+    run = RunPolicy(world, codecs)
+    ran = replay(world, run)
+    best, choice, replayed = best_of(world, codecs, min(planned.seconds, ran.seconds))
+    best = min(best, planned.seconds, ran.seconds)
+    return {
+        "kind": "choice",
+        "cell": cell.key,
+        **asdict(cell),
+        "chosen": text_of(plan.choice),
+        "mode": plan.mode,
+        "forecast": plan.seconds,
+        "forecast_bytes": plan.cost.kept_bytes,
+        **_facts("planned", planned),
+        **_facts("run", ran),
+        "run_choices": run.texts,
+        "best": best,
+        "best_choice": text_of(choice) if choice is not None else text_of(plan.choice),
+        "budget": [0 if side is None else side.budget for side in (world.client, world.server)],
+        "replayed": replayed,
+    }
+
+
+def _facts(name: str, found: JobFound) -> dict[str, Any]:
+    return {name: found.seconds, f"{name}_kept": found.kept_share, f"{name}_bytes": list(found.most_bytes)}
+
+
+def text_of(choice: Choice) -> str:
+    """Return a choice in a few words."""
+    wire = "" if choice.wire == RAW else f", {choice.wire.name} on the wire"
+    codec = "" if choice.codec == RAW else f" as {choice.codec.name}"
+    limit = "" if choice.limit == 1 else f", {choice.limit:.0%} of the samples"
+    kept = "" if choice.mode in ("recompute", "keep samples") else f" {choice.cut}{codec}"
+    return f"{choice.mode}{kept}, split {choice.split}{wire}{limit}"
+
+
+def sampled_facts(world: World, codecs: tuple[CutCodecs, ...]) -> ReuseFacts:
+    """Return the facts that ``hapi plan`` has: rates are those of a short probe, which a disk's fast part answers."""
+
+    def storage(side: SideCache | None) -> Storage | None:
+        """Return one side's room."""
+        if side is None:
+            return None
+        disk = side.disk
+        return Storage(bytes=side.budget, memory_bytes=side.memory_bytes, read=disk.read, write=disk.write)
+
+    return ReuseFacts(
+        client=storage(world.client),
+        server=storage(world.server),
+        codecs=codecs,
+        wire_codecs=bool(codecs),
+        samples=world.job.samples,
+    )
+
+
+class RunPolicy:
+    """Choices of a run: made anew before each epoch, from what the run has measured by then."""
+
+    def __init__(self, world: World, codecs: tuple[CutCodecs, ...]) -> None:
+        """Begin without a measurement."""
+        self._world, self._codecs = world, codecs
+        self._machines: Machines | None = None
+        self._chooser = ReuseChooser(self._known)
+        self.texts: list[str] = []
+        """The choices, each once."""
+
+    def __call__(self, machines: Machines, epoch: int) -> Choice:
+        """Return the choice for the epochs from ``epoch`` on."""
+        self._machines = machines
+        job = self._world.job
+        left = replace(job, epochs=job.epochs - epoch)
+        self._chooser.choose(self._world.profile, left, range(self._world.profile.last_split + 1))
+        if self._chooser.plan is None:
+            raise RuntimeError("a choice was made without one; this is a defect of hapi")
+        choice = self._chooser.plan.choice
+        if text_of(choice) not in self.texts:
+            self.texts.append(text_of(choice))
+        return choice
+
+    def _known(self) -> ReuseFacts:
+        world, machines = self._world, self._machines
+        if machines is None:
+            raise RuntimeError("asked before the first epoch; this is a defect of the benchmark")
+        return ReuseFacts(
+            client=self._storage(world.client, machines.client_cache),
+            server=self._storage(world.server, machines.server_cache),
+            client_kept=self._kept(machines, "keep here"),
+            server_kept=self._kept(machines, "keep there"),
+            codecs=self._codecs,
+            wire_codecs=bool(self._codecs),
+            samples=world.job.samples,
+        )
+
+    def _storage(self, side: SideCache | None, cache: CacheAtWork | None) -> Storage | None:
+        if side is None or cache is None:
+            return None
+        rates = DiskRates(cache.reading.rate, cache.rate.rate)
+        return Storage(
+            bytes=side.budget,
+            memory_bytes=side.memory_bytes,
+            read=rates.read or READ_RATE,
+            write=rates.write or WRITE_RATE,
+        )
+
+    def _kept(self, machines: Machines, mode: Mode) -> tuple[KeptShare, ...]:
+        """Shares that are kept by the present choice."""
+        plan = self._chooser.plan
+        if plan is None or plan.mode == "recompute" or (plan.mode == "keep there") != (mode == "keep there"):
+            return ()
+        share = kept_share(machines, plan.choice)
+        return (KeptShare(cut=plan.cut, share=share),) if share else ()
+
+
+def every_choice(world: World, codecs: tuple[CutCodecs, ...]) -> Iterator[Choice]:
+    """Yield all modes, cuts, splits and codecs there are, without leaving anything out."""
+    table: dict[int, tuple[CodecCost, ...]] = {at.cut: (RAW, *at.codecs) for at in codecs}
+    last = world.profile.last_split
+    if world.client is not None:
+        yield Choice(mode="keep samples", cut=0, split=0)
+    for split in range(last + 1):
+        wires = table.get(split, (RAW,)) if split else (RAW,)
+        for wire in wires:
+            yield Choice(mode="recompute", cut=0, split=split, wire=wire)
+            if world.server is not None and split:
+                yield Choice(mode="keep there", cut=split, split=split, codec=wire, wire=wire)
+            if world.client is not None:
+                for cut in range(max(1, split), last + 1):
+                    for codec in table.get(cut, (RAW,)):
+                        yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+
+
+def best_of(world: World, codecs: tuple[CutCodecs, ...], known: float) -> tuple[float, Choice | None, int]:
+    """Return the seconds of the best choice, the choice, and how many were replayed.
+
+    What is bound to take longer than the best that is known, but for :data:`ENOUGH`, is not replayed; so the best is
+    that of all choices to within this part.
+
+    Args:
+        world: the truth.
+        codecs: that may be used.
+        known: seconds of a choice that was replayed already.
+    """
+    bounds = []
+    for number, choice in enumerate(every_choice(world, codecs)):
+        later = epoch_bound(world, choice, _most_kept(world, choice))
+        first = epoch_bound(world, choice, 0.0)
+        bounds.append((first + (world.job.epochs - 1) * later, number, choice))
+    bounds.sort(key=lambda one: one[:2])
+    best, found, replayed = known, None, 0
+    for bound, _, choice in bounds:
+        if bound >= best * (1 - ENOUGH):
+            break
+        replayed += 1
+        seconds = replay(
+            world,
+            lambda machines, epoch, c=choice: c,  # type: ignore[misc]
+            limit=best * (1 - ENOUGH),
+            bound=lambda c: epoch_bound(world, c, _most_kept(world, c)),
+        ).seconds
+        if seconds < best:
+            best, found = seconds, choice
+    return best if math.isfinite(best) else known, found, replayed
+
+
+def _most_kept(world: World, choice: Choice) -> float:
+    """Largest share of the samples for which there is room."""
+    side = world.server if choice.mode == "keep there" else world.client
+    if choice.mode == "recompute" or side is None:
+        return 0.0
+    stored = world.profile.sent_bytes(choice.cut) / choice.codec.ratio
+    return min(1.0, side.budget / (world.job.samples * stored))

@@ -1,0 +1,219 @@
+"""Forecast of the time after which a run's cache holds all that it has room for, beside the time that it took.
+
+It is made while the cache fills, from what the run has measured by then: the rate of its disk (of the last stretch, so
+also of the part after a fast one), and how fast the training brings new features. Samples that the disk was too slow
+for come again in the next epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hapi.arrays import IntArray
+from hapi.cache.disk_rates import DiskRates
+from hapi.client.caching.counts import KeptCounts
+from hapi.profiler.reuse.job_cost import FLUSH_SECONDS, LINE_BYTES
+
+STEPS = 8
+"""A forecast is made whenever a further part of this size is kept."""
+_NO_WAIT = 1e15
+"""Rate of a disk that nothing had to wait for yet."""
+MAX_EPOCHS = 1000
+"""Epochs after which a fill counts as one that does not end."""
+
+
+class Fills(Protocol):
+    """A cache that is filled."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes after which the writer waits for the disk."""
+
+    def share(self, ids: IntArray) -> float:
+        """Share of ``ids`` that is held."""
+
+    def room(self, samples: int) -> float:
+        """Share of ``samples`` for which there is room."""
+
+    def rates(self) -> DiskRates:
+        """Measured rates of the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillState:
+    """A fill in the middle of an epoch; sizes in bytes."""
+
+    wanted: float
+    """Bytes that are to be kept, and are not."""
+    waiting: float
+    """Those of them that were computed and wait for the writer."""
+    coming: float
+    """Those that this epoch still brings."""
+    coming_seconds: float
+    """Seconds in which it does."""
+    epoch_seconds: float
+    """Seconds in which a later epoch brings those that were left out."""
+    batch: float
+    """Bytes of a batch: the line takes whole ones."""
+    rate: float | None
+    """Bytes a second of the disk; None while nothing has had to wait for it."""
+    segment: float
+    """Bytes after which the writer waits for the disk; for those after an epoch's last such wait nobody does."""
+    in_segment: float
+    """Bytes that were written since the last wait."""
+
+
+def seconds_left(state: FillState) -> float | None:
+    """Return the seconds until the last wanted byte is kept; None when there is no end to it."""
+    spent = 0.0
+    for _ in range(MAX_EPOCHS):
+        kept, seconds = _epoch(state)
+        left = state.wanted - kept
+        if left <= 1e-9 * state.wanted:
+            return spent + seconds
+        if kept <= 0 and spent:
+            return None
+        spent += seconds
+        state = replace(
+            state,
+            wanted=left,
+            waiting=0.0,
+            coming=left,
+            coming_seconds=state.epoch_seconds,
+            in_segment=0.0,
+        )
+    return None
+
+
+def _epoch(state: FillState) -> tuple[float, float]:
+    """Return the bytes that an epoch adds, and its seconds until all is kept or until it ends.
+
+    The writer fills a segment with what waits and what comes, then waits for the disk; what comes meanwhile waits in
+    the line as far as that goes. An epoch's end waits until the line is empty.
+    """
+    seconds = max(state.coming_seconds, 1e-9)
+    brings, sync = state.coming / seconds, max(1.0, state.segment) / (state.rate or _NO_WAIT)
+    # The batch in the writer's hands takes part of the line.
+    most_waits = max(1, LINE_BYTES // max(1.0, state.batch) - 1) * state.batch
+    at, kept, waiting = 0.0, 0.0, state.waiting
+    need = max(0.0, state.segment - state.in_segment)
+    while at < seconds + FLUSH_SECONDS:
+        need = min(need, state.wanted - kept)
+        taken = min(need, waiting)
+        waiting -= taken
+        kept += taken
+        missing = need - taken
+        if missing > 0:  # the line is empty
+            came = min(missing, brings * max(0.0, seconds - at))
+            kept += came
+            if came < missing * (1 - 1e-9):
+                return kept, max(at, seconds)
+            at += came / brings
+        if kept >= state.wanted * (1 - 1e-9):
+            return kept, at
+        waiting = min(max(most_waits, waiting), waiting + brings * min(sync, max(0.0, seconds - at)))
+        at += sync
+        need = max(1.0, state.segment)
+    return kept, at
+
+
+class FillForecast:
+    """Forecasts of one run. For the training thread alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin before anything was kept."""
+        self._clock = clock
+        self._passes: list[KeptCounts] = []
+        self._cache: Fills | None = None
+        self._began: float | None = None
+        """Time of the first features that were offered."""
+        self._wanted = 0
+        self._samples = 1
+        self._pass_began = self._first_at = self._offered_at = self._epoch_seconds = 0.0
+        self._coming = self._offered = self._first = 0
+        self._forecasts: list[dict[str, float]] = []
+
+    def begin_pass(self, cache: Fills, counts: KeptCounts, ids: IntArray) -> None:
+        """Note that an epoch over training samples ``ids`` begins, whose features come into ``cache``."""
+        now = self._clock()
+        if self._cache is not cache:  # another cut is another fill
+            held = cache.share(ids) * len(ids)
+            self._wanted = max(0, round(min(1.0, cache.room(len(ids))) * len(ids) - held))
+            self._cache, self._began, self._passes, self._forecasts = cache, None, [], []
+        elif self._offered:
+            self._epoch_seconds = self._offered_at - self._pass_began
+        if counts not in self._passes:
+            self._passes.append(counts)
+        self._samples = max(1, len(ids))
+        self._coming, self._offered = self._samples - self._kept_before(ids), 0
+        self._pass_began = now
+
+    def _kept_before(self, ids: IntArray) -> int:
+        return 0 if self._cache is None else round(self._cache.share(ids) * len(ids))
+
+    @property
+    def kept(self) -> int:
+        """Samples that have come into the cache."""
+        return sum(counts.kept for counts in self._passes)
+
+    def offered(self, cache: Fills, samples: int) -> None:
+        """Note that features of new samples were computed for ``cache``; makes a forecast if it is time for one."""
+        if cache is not self._cache:
+            return
+        now = self._clock()
+        if self._began is None:
+            self._began = self._pass_began
+        if not self._offered:  # of which the time tells nothing: a pass has to begin
+            self._first_at, self._first = now, samples
+        self._offered += samples
+        self._offered_at = now
+        kept = self.kept
+        due = int(STEPS * kept / self._wanted) if self._wanted else STEPS
+        if not 1 <= due < STEPS or due <= self._last_step or self._offered == self._first:
+            return
+        rate_of_coming = (self._offered - self._first) / max(1e-9, now - self._first_at)
+        counts, each = self._passes[-1], cache.sample_bytes
+        to_come = max(0, self._coming - self._offered)
+        segment = max(1, cache.segment_bytes)
+        left = seconds_left(
+            FillState(
+                wanted=(self._wanted - kept) * each,
+                waiting=max(0, self._offered - counts.kept - counts.skipped) * each,
+                coming=to_come * each,
+                coming_seconds=to_come / rate_of_coming,
+                epoch_seconds=self._epoch_seconds or self._samples / rate_of_coming,
+                batch=samples * each,
+                rate=cache.rates().write,
+                segment=segment,
+                in_segment=counts.kept * each % segment,
+            )
+        )
+        if left is not None:
+            seconds = now - self._began + left
+            self._forecasts.append({"part": due / STEPS, "seconds": round(seconds, 3)})
+
+    @property
+    def _last_step(self) -> int:
+        return round(self._forecasts[-1]["part"] * STEPS) if self._forecasts else 0
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return the forecasts by the part that was kept when they were made, and the seconds that it took.
+
+        None before anything was offered; the seconds are None while the cache is not full.
+        """
+        if self._began is None:
+            return None
+        ended = [counts.kept_at for counts in self._passes if counts.kept_at is not None]
+        full = self.kept >= self._wanted and ended
+        return {
+            "samples": self._wanted,
+            "forecasts": list(self._forecasts),
+            "seconds": round(max(ended) - self._began, 3) if full else None,
+        }

@@ -1,0 +1,130 @@
+"""Forecasts of a cache's filling: by the disk, by the training, over several epochs, and as a run's report has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from hapi.arrays import IntArray
+from hapi.cache.disk_rates import DiskRates
+from hapi.client.caching.counts import KeptCounts
+from hapi.client.caching.fill_forecast import FillForecast, FillState, seconds_left
+
+MB = 1_000_000
+STATE = FillState(
+    wanted=400 * MB, waiting=0, coming=400 * MB, coming_seconds=8.0, epoch_seconds=8.0, batch=MB, rate=None,
+    segment=64 * MB, in_segment=0,
+)  # fmt: skip
+
+
+def test_a_disk_that_never_waits_fills_with_the_epoch() -> None:
+    assert seconds_left(STATE) == pytest.approx(8.0)
+    assert seconds_left(replace(STATE, rate=500.0 * MB)) == pytest.approx(8.0)
+    assert seconds_left(replace(STATE, wanted=200 * MB)) == pytest.approx(4.0)  # the budget ends it
+
+
+def test_a_slow_disk_takes_its_time_within_the_epoch_and_its_end() -> None:
+    """The writer waits six times for 64 MB, the first of which came in 1.28 s; nobody waits for the last 16 MB."""
+    assert seconds_left(replace(STATE, rate=49.9 * MB)) == pytest.approx(1.28 + 6 * 64 / 49.9)
+
+
+def test_what_an_epoch_leaves_out_comes_in_the_next_one() -> None:
+    slow = seconds_left(replace(STATE, rate=15.0 * MB))
+    faster = seconds_left(replace(STATE, rate=30.0 * MB))
+    assert slow is not None and faster is not None
+    assert 16.0 < faster < slow < 40.0  # in epochs of 8 s
+
+
+def test_a_line_that_takes_few_batches_keeps_less_of_an_epoch() -> None:
+    slow = replace(STATE, rate=15.0 * MB)
+    fine, coarse = seconds_left(slow), seconds_left(replace(slow, batch=30 * MB))
+    assert fine is not None and coarse is not None and coarse > fine
+
+
+def test_a_fill_that_does_not_end_has_no_forecast() -> None:
+    never = replace(STATE, rate=1e-3, segment=1.0, coming=0.0, waiting=1.0, batch=1.0)
+    assert seconds_left(never) is None
+    assert seconds_left(replace(STATE, rate=1e-3, segment=1.0, epoch_seconds=1e-6, coming=0.0)) is None
+
+
+@dataclass
+class Cache:
+    """A cache that takes what it is told."""
+
+    sample_bytes: int = MB
+    segment_bytes: int = 10 * MB
+    held: float = 0.0
+    fits: float = 1.0
+    write: float | None = None
+
+    def share(self, ids: IntArray) -> float:
+        return self.held
+
+    def room(self, samples: int) -> float:
+        return self.fits
+
+    def rates(self) -> DiskRates:
+        return DiskRates(None, self.write)
+
+
+@dataclass
+class Fill:
+    """A run of which each sample takes 10 ms."""
+
+    now: float = 100.0
+    cache: Cache = field(default_factory=Cache)
+    ids: IntArray = field(default_factory=lambda: np.arange(100))
+
+    def __post_init__(self) -> None:
+        self.forecast, self.counts = FillForecast(lambda: self.now), KeptCounts()
+
+    def epoch(self, samples: int, kept: int) -> None:
+        self.counts = KeptCounts()
+        self.forecast.begin_pass(self.cache, self.counts, self.ids)
+        for number in range(samples):
+            self.now += 0.01
+            self.forecast.offered(self.cache, 1)
+            if number < kept:
+                self.counts.wrote(1, MB, 0)
+                self.counts.kept_at = self.now
+                self.cache.held += 0.01
+
+
+def test_each_part_that_is_kept_makes_a_forecast() -> None:
+    run = Fill()
+    assert run.forecast.to_json() is None
+    run.epoch(100, 100)
+    found = run.forecast.to_json()
+    assert found is not None and found["samples"] == 100 and found["seconds"] == pytest.approx(1.0)
+    assert [one["part"] for one in found["forecasts"]] == [part / 8 for part in range(1, 8)]
+    assert all(one["seconds"] == pytest.approx(1.0, rel=0.03) for one in found["forecasts"])
+
+
+def test_the_rate_that_the_disk_has_by_then_counts() -> None:
+    run = Fill(cache=Cache(write=200.0 * MB))
+    run.epoch(50, 50)
+    run.cache.write = 10.0 * MB  # its fast part is full
+    run.epoch(50, 25)
+    found = run.forecast.to_json()
+    assert found is not None and found["seconds"] is None
+    fast, slow = found["forecasts"][0]["seconds"], found["forecasts"][-1]["seconds"]
+    assert fast == pytest.approx(1.0, rel=0.05) and slow > 2 * fast
+
+
+def test_what_has_no_room_is_not_waited_for() -> None:
+    run = Fill(cache=Cache(fits=0.3))
+    run.epoch(100, 30)
+    found = run.forecast.to_json()
+    assert found is not None and found["samples"] == 30 and found["seconds"] == pytest.approx(0.3)
+
+
+def test_another_cache_is_another_fill() -> None:
+    run = Fill()
+    run.epoch(100, 50)
+    run.cache = Cache(sample_bytes=10)
+    run.forecast.offered(run.cache, 1)  # before its pass: not of this fill
+    run.epoch(100, 100)
+    found = run.forecast.to_json()
+    assert found is not None and found["seconds"] == pytest.approx(1.0)
