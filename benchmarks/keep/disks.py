@@ -130,6 +130,12 @@ class CacheAtWork:
         """Return the share of the samples that is held at a cut."""
         return self._shelves[cut].share if cut in self._shelves else 0.0
 
+    def mean_ratio(self, cut: int) -> float:
+        """Return the bytes of what is held at a cut before their codec, over those on disk; 1 where nothing is."""
+        shelf = self._shelves.get(cut)
+        stored = 0.0 if shelf is None else sum(shelf.stored)
+        return shelf.count * shelf.content / stored if shelf is not None and stored else 1.0
+
     @property
     def rows(self) -> int:
         """Number of rows on disk and in memory."""

@@ -64,6 +64,8 @@ class Epoch:
             beside_store = machines.server_cache.shelf(choice.cut, content)
         elif self._cache is not None:
             self._shelf = self._cache.shelf(choice.cut, content)
+        self._part = choice.limit * job.samples
+        """Samples below this number are kept and read."""
         self._requests = Requests(machines, choice, beside_store)
         self._per_row_price(content)
         self._idle_threads = job.in_flight
@@ -134,7 +136,7 @@ class Epoch:
         shelf = self._shelf
         if shelf is None or not shelf.count or self._choice.mode != "keep here":
             return []
-        return [row for row in rows if shelf.held[row]]
+        return [row for row in rows if shelf.held[row] and row < self._part]
 
     # -- threads that read and ask -----------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class Epoch:
     def _stepped(self, batch: _Batch) -> None:
         self._training = False
         if self._choice.mode == "keep here" and self._cache is not None and self._shelf is not None:
-            fresh = [row for row in batch.asked if not self._shelf.held[row]]
+            fresh = [row for row in batch.asked if not self._shelf.held[row] and row < self._part]
             self._cache.offer(fresh, self._shelf, self._choice.codec)
         del self._live[self._trained]
         self._trained += 1

@@ -20,6 +20,7 @@ from hapi.profiler.reuse.job_cost import Choice, Mode
 
 ENOUGH = 0.02
 """Part by which another choice must be able to be better for it to be replayed."""
+_SETTLED = 0.5
 
 
 def judge(cell: KeepCell) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def sampled_facts(world: World, codecs: tuple[CutCodecs, ...]) -> ReuseFacts:
         client=storage(world.client),
         server=storage(world.server),
         codecs=codecs,
-        wire_codecs=bool(codecs),
+        wire_codecs=codecs,
         samples=world.job.samples,
     )
 
@@ -90,6 +91,8 @@ class RunPolicy:
         self._world, self._codecs = world, codecs
         self._machines: Machines | None = None
         self._chooser = ReuseChooser(self._known)
+        self._tried = {world.profile.last_split}
+        """Layers whose features were there to try codecs on: profiling begins at the last split."""
         self.texts: list[str] = []
         """The choices, each once."""
 
@@ -102,6 +105,7 @@ class RunPolicy:
         if self._chooser.plan is None:
             raise RuntimeError("a choice was made without one; this is a defect of hapi")
         choice = self._chooser.plan.choice
+        self._tried |= {choice.cut, choice.split}
         if text_of(choice) not in self.texts:
             self.texts.append(text_of(choice))
         return choice
@@ -110,15 +114,25 @@ class RunPolicy:
         world, machines = self._world, self._machines
         if machines is None:
             raise RuntimeError("asked before the first epoch; this is a defect of the benchmark")
+        known = tuple(at for at in self._codecs if at.cut in self._tried)
         return ReuseFacts(
             client=self._storage(world.client, machines.client_cache),
             server=self._storage(world.server, machines.server_cache),
             client_kept=self._kept(machines, "keep here"),
             server_kept=self._kept(machines, "keep there"),
-            codecs=self._codecs,
-            wire_codecs=bool(self._codecs),
+            codecs=tuple(map(self._at_rest, known)),
+            wire_codecs=known,
             samples=world.job.samples,
         )
+
+    def _at_rest(self, at: CutCodecs) -> CutCodecs:
+        """Return the codecs at a cut; the one of what is kept already, if that is more than half."""
+        cache = None if self._machines is None else self._machines.client_cache
+        if cache is None or cache.share(at.cut) <= _SETTLED:
+            return at
+        ratio = cache.mean_ratio(at.cut)
+        found = min((RAW, *at.codecs), key=lambda codec: abs(codec.ratio - ratio))
+        return CutCodecs(cut=at.cut, codecs=() if found == RAW else (found,), or_raw=found == RAW)
 
     def _storage(self, side: SideCache | None, cache: CacheAtWork | None) -> Storage | None:
         if side is None or cache is None:

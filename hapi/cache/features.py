@@ -120,6 +120,12 @@ class FeatureCache(Closing):
         return math.prod(self.key.shape) * DTYPE_BYTES[self.key.dtype]
 
     @property
+    def stored_bytes(self) -> float:
+        """Mean bytes of a kept sample's content on the disk; those before the codec while nothing is kept."""
+        records = self._records
+        return records.stored_bytes / records.samples if records.samples else float(self.sample_bytes)
+
+    @property
     def segment_bytes(self) -> int:
         """Bytes after which a put waits for the disk."""
         return self._records.segment_bytes

@@ -14,8 +14,8 @@ from hapi.client.caching.fill_forecast import FillForecast, FillState, seconds_l
 
 MB = 1_000_000
 STATE = FillState(
-    wanted=400 * MB, waiting=0, coming=400 * MB, coming_seconds=8.0, epoch_seconds=8.0, batch=MB, rate=None,
-    segment=64 * MB, in_segment=0,
+    wanted=400 * MB, waiting=0, coming=400 * MB, coming_seconds=8.0, epoch_seconds=8.0, batch=MB, line=64 << 20,
+    rate=None, segment=64 * MB, in_segment=0,
 )  # fmt: skip
 
 
@@ -58,6 +58,10 @@ class Cache:
     held: float = 0.0
     fits: float = 1.0
     write: float | None = None
+
+    @property
+    def stored_bytes(self) -> float:
+        return float(self.sample_bytes)
 
     def share(self, ids: IntArray) -> float:
         return self.held

@@ -262,3 +262,18 @@ def test_rows_are_filled_up_at_split_0_too() -> None:
     assert mixes[0].crossing == mixes[1].crossing == pytest.approx(rows_asked(48, 0.8) / 48)
     samples = Pipeline(profile, Job(bs=48), 0, "stored", Mix(cut=0, hits=0.2), depth=1)
     assert samples.crossing == pytest.approx(0.8)  # of stored samples just what is missing is asked for
+
+
+def test_what_is_kept_and_read_too_slowly_is_read_in_part() -> None:
+    """All is kept; by its limit a choice reads a part of it, computes the others, and keeps nothing more."""
+    kept = (KeptShare(cut=1, share=1.0),)
+    known = ReuseFacts(client=Storage(bytes=10**12, read=5e5, write=1e9), client_kept=kept)
+    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
+    found = choose_reuse(profile, Job(bs=20, samples=1000, epochs=10, request_size=20), known)
+    assert found.mode == "keep here" and 0.2 < found.choice.limit < 0.5
+    every = JobPricer(profile, Job(bs=20, samples=1000, epochs=10, request_size=20), known, KEPT)
+    assert found.seconds < 0.8 * every.job_cost(Prices()).seconds
+    assert found.cost.kept == pytest.approx(found.choice.limit)
+
+
+KEPT = Choice(mode="keep here", cut=1, split=1)

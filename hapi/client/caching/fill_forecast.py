@@ -33,6 +33,10 @@ class Fills(Protocol):
         """Bytes of a sample."""
 
     @property
+    def stored_bytes(self) -> float:
+        """Mean bytes of a sample on the disk."""
+
+    @property
     def segment_bytes(self) -> int:
         """Bytes after which the writer waits for the disk."""
 
@@ -48,7 +52,7 @@ class Fills(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FillState:
-    """A fill in the middle of an epoch; sizes in bytes."""
+    """A fill in the middle of an epoch; sizes are bytes on the disk."""
 
     wanted: float
     """Bytes that are to be kept, and are not."""
@@ -62,6 +66,8 @@ class FillState:
     """Seconds in which a later epoch brings those that were left out."""
     batch: float
     """Bytes of a batch: the line takes whole ones."""
+    line: float
+    """Bytes that it takes."""
     rate: float | None
     """Bytes a second of the disk; None while nothing has had to wait for it."""
     segment: float
@@ -101,7 +107,7 @@ def _epoch(state: FillState) -> tuple[float, float]:
     seconds = max(state.coming_seconds, 1e-9)
     brings, sync = state.coming / seconds, max(1.0, state.segment) / (state.rate or _NO_WAIT)
     # The batch in the writer's hands takes part of the line.
-    most_waits = max(1, LINE_BYTES // max(1.0, state.batch) - 1) * state.batch
+    most_waits = max(1, state.line // max(1.0, state.batch) - 1) * state.batch
     at, kept, waiting = 0.0, 0.0, state.waiting
     need = max(0.0, state.segment - state.in_segment)
     while at < seconds + FLUSH_SECONDS:
@@ -179,7 +185,7 @@ class FillForecast:
         if not 1 <= due < STEPS or due <= self._last_step or self._offered == self._first:
             return
         rate_of_coming = (self._offered - self._first) / max(1e-9, now - self._first_at)
-        counts, each = self._passes[-1], cache.sample_bytes
+        counts, each = self._passes[-1], cache.stored_bytes
         to_come = max(0, self._coming - self._offered)
         segment = max(1, cache.segment_bytes)
         left = seconds_left(
@@ -190,6 +196,7 @@ class FillForecast:
                 coming_seconds=to_come / rate_of_coming,
                 epoch_seconds=self._epoch_seconds or self._samples / rate_of_coming,
                 batch=samples * each,
+                line=LINE_BYTES * each / max(1, cache.sample_bytes),
                 rate=cache.rates().write,
                 segment=segment,
                 in_segment=counts.kept * each % segment,

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from hapi.arrays import IntArray, LabelArray
+from hapi.arrays import Flags, IntArray, LabelArray
 from hapi.cache.features import FeatureCache
 from hapi.cache.writing.line import WriterLine
 from hapi.cache.writing.record_codec import PassTimes
@@ -80,7 +80,12 @@ def finite_rows(rows: ComputedRows) -> ComputedRows:
     if not rows.features.is_floating_point():
         return rows
     sound = torch.isfinite(rows.features.reshape(len(rows.ids), -1)).all(1).numpy()
-    if sound.all():
+    return rows_where(rows, sound)
+
+
+def rows_where(rows: ComputedRows, wanted: Flags) -> ComputedRows:
+    """Return those of ``rows`` that are ``wanted``, bool [n]."""
+    if wanted.all():
         return rows
-    which = np.flatnonzero(sound)
+    which = np.flatnonzero(wanted)
     return ComputedRows(rows.ids[which], rows.features[torch.from_numpy(which)], rows.labels[which])

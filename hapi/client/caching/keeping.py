@@ -14,9 +14,9 @@ from hapi.cache.samples import SampleCache
 from hapi.cache.writing.record_codec import PassTimes
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast
-from hapi.client.caching.filling import ComputedRows, Filling
+from hapi.client.caching.filling import ComputedRows, Filling, rows_where
 from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, view_of
-from hapi.client.caching.sources import PassFeatures
+from hapi.client.caching.sources import PassFeatures, in_part
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.planning.cache_forecast import close_caches, open_caches
@@ -71,6 +71,8 @@ class Keeping(Closing):
         """Layer whose outputs are kept."""
         self.fills = self._always or settings.epochs > 1
         """True while features that are computed are kept."""
+        self._part = 1.0
+        """Part of the samples that is kept and read: more may be read more slowly than it is computed."""
         self._reads = True
         """False while what is kept is not worth reading."""
         self._mode: Mode = "keep here" if self.fills else "recompute"
@@ -134,9 +136,11 @@ class Keeping(Closing):
         dtype = context.frozen.output_dtypes()[self.cut]
         form = (context.held_out if validation else context.description).label_form
         cache = self._cache(key, validation=validation)
+        ids = context.training_ids
         if self.fills and not validation and context.views is None and context.order.trainers == 1:
-            self._forecast.begin_pass(cache, counts, context.training_ids)
-        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer)
+            self._forecast.begin_pass(cache, counts, ids[in_part(ids, self._part)])
+        part = 1.0 if validation else self._part
+        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer, part)
 
     def _cache(self, key: FeatureKey, *, validation: bool) -> FeatureCache:
         """The cache of ``key``, opened when it is not yet."""
@@ -168,8 +172,9 @@ class Keeping(Closing):
             self._verdict = f"{BY_SERVER}; {reuse.reason}"
         self.fills = reuse.mode == "keep here"
         self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
+        self._part = 1.0
         if reuse.mode == "keep here":
-            self.cut = reuse.cut
+            self.cut, self._part = reuse.cut, reuse.choice.limit
             for cache in self._features.values():
                 cache.codec.follow(reuse.codec)
 
@@ -218,6 +223,9 @@ class Keeping(Closing):
             computed: those of a batch.
             times: of the pass so far.
         """
+        computed = rows_where(computed, in_part(computed.ids, source.part))
+        if not len(computed.ids):
+            return
         self._filling.offer(source.cache, computed, source.counts, times)
         self._forecast.offered(source.cache, len(computed.ids))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi.arrays import Flags, IntArray
+from hapi.arrays import Flags, IntArray, LabelArray
 from hapi.cache.features import FeatureCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.buffers import BufferPool
@@ -18,6 +18,9 @@ from hapi.client.memory import EVEN_ROWS
 from hapi.errors import HapiError
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelForm
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""Multiples of the golden ratio are spread evenly (Knuth, TAOCP volume 3, section 6.4)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +46,11 @@ class PassFeatures:
         buffers: BufferPool,
         counts: KeptCounts,
         tracer: Tracer,
+        part: float = 1.0,
     ) -> None:
-        """Read features of layer ``cut``, of type ``dtype``, with labels of ``form``."""
+        """Read features of layer ``cut``, of type ``dtype``, with labels of ``form``, of a ``part`` of the samples."""
         self.cache, self.cut, self.dtype = cache, cut, dtype
-        self.counts = counts
+        self.counts, self.part = counts, part
         self._form, self._buffers, self._tracer = form, buffers, tracer
 
     @property
@@ -55,8 +59,8 @@ class PassFeatures:
         return self.cache.sample_bytes
 
     def held(self, ids: IntArray) -> Flags:
-        """Return which of samples ``ids`` are cached, as far as is known; bool [n]."""
-        return self.cache.held(ids)
+        """Return which of samples ``ids`` are cached and worth reading, as far as is known; bool [n]."""
+        return self.cache.held(ids) & in_part(ids, self.part)
 
     def in_memory(self, batches: Sequence[IntArray]) -> list[bool]:
         """Return which of ``batches``, none of them empty, lie in this process's memory whole, and so will stay."""
@@ -86,9 +90,35 @@ class PassFeatures:
         labels = self._form.empty(len(ids))
         started = time.monotonic()
         with self._tracer.span("read features", "decode", batch=number):
-            found = held & self.cache.read(ids, byte_rows(features), labels)
+            found = self._read(ids, held, byte_rows(features), labels)
         self.counts.read(int(found.sum()) * self.sample_bytes, time.monotonic() - started)
         return KeptRows(features, torch.from_numpy(labels), found)
+
+    def _read(self, ids: IntArray, held: Flags, features: npt.NDArray[np.uint8], labels: LabelArray) -> Flags:
+        if self.part >= 1:
+            return held & self.cache.read(ids, features, labels)
+        rows = np.flatnonzero(held)  # the others would be read for nothing
+        some, some_labels = (
+            np.empty((len(rows), features.shape[1]), dtype=np.uint8),
+            self._form.empty(len(rows)),
+        )
+        sound = self.cache.read(ids[rows], some, some_labels)
+        features[rows], labels[rows] = some, some_labels
+        found = np.zeros(len(ids), dtype=np.bool_)
+        found[rows] = sound
+        return found
+
+
+def in_part(ids: IntArray, part: float) -> Flags:
+    """Return which of samples ``ids`` belong to a ``part`` of all, bool [n]; the same in every epoch and process.
+
+    A larger part holds a smaller one.
+    """
+    if part >= 1:
+        return np.ones(len(ids), dtype=np.bool_)
+    mixed = ids.astype(np.uint64) * _GOLDEN
+    flags: Flags = (mixed >> np.uint64(32)).astype(np.float64) < part * 2.0**32
+    return flags
 
 
 def byte_rows(features: torch.Tensor) -> npt.NDArray[np.uint8]:

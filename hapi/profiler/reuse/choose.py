@@ -206,8 +206,8 @@ def _limited(
 ) -> JobCost:
     """The same choice with the share that is kept bounded, where a disk reads too slowly to read all of it."""
     pricer = JobPricer(profile, job, facts, best.choice)
-    low, high = pricer.kept_before, pricer.room
-    if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(low + 0.98 * (high - low)):
+    low, high = 0.0, pricer.room
+    if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(0.98 * high):
         return best
     for _ in range(_LIMIT_STEPS):
         third = (high - low) / 3

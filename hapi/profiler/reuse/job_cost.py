@@ -50,7 +50,7 @@ class Choice:
     wire: CodecCost = RAW
     """Codec of features on the wire."""
     limit: float = 1.0
-    """Share of the samples at which keeping ends although there may be room: more would be read too slowly."""
+    """Part of the samples that is kept and read although there may be room: more would be read too slowly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,11 @@ class JobPricer:
         if choice.mode != "recompute":
             self.storage = self._filled(facts.server if on_server else facts.client)
             self.kept_before = facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
+        self.unused = (1 - choice.limit) * self.kept_before
+        """Share of the samples that is kept, and not read."""
+        self.kept_before -= self.unused
         self.room = self._room()
-        """Largest share of the samples that is ever kept."""
+        """Largest share of the samples that is ever read."""
 
     def _filled(self, storage: Storage | None) -> Storage | None:
         """``storage`` as the thread fills it that encodes what it writes."""
@@ -113,7 +116,7 @@ class JobPricer:
         if self.storage is None:
             return self.kept_before
         fits = self.storage.bytes / (self.samples * self.sample_bytes)
-        return max(self.kept_before, min(1.0, self.choice.limit, fits))
+        return max(self.kept_before, min(1.0, self.choice.limit, fits - self.unused))
 
     def mix(self, share: float, keeping: float = 0.0) -> Mix:
         """Return the mix of an epoch.
