@@ -98,6 +98,8 @@ class RecordCache(Closing):
         """Marks the version as used; None while there is nothing of it."""
         self._attaching = threading.Lock()
         self._reading, self._written = RateMeter(), RateMeter()
+        self._unwaited, self._waited = (0, 0.0), False
+        """Bytes and seconds of puts since the disk was waited for last, and whether it ever was."""
         if self.path.exists():
             self._attach()
         self._catalogue = Catalogue(self.path, self._seed, count)
@@ -296,7 +298,7 @@ class RecordCache(Closing):
                 held = writer.append(
                     samples.ids[part], samples.labels[part], samples.data, starts, lengths[part], codecs[part]
                 )
-                self._written.add(int(lengths[part].sum()), time.monotonic() - began)
+                self._count_written(int(lengths[part].sum()), time.monotonic() - began)
                 self._catalogue.add(number, held)
             if len(rows) or number not in self._catalogue:  # which is gone
                 if self._behind:
@@ -307,7 +309,20 @@ class RecordCache(Closing):
         """Let a full segment reach the disk: else the page cache takes all for a while, and then nothing."""
         began = time.monotonic()
         os.fsync(descriptor)
-        self._written.add(0, time.monotonic() - began)
+        nbytes, seconds = self._unwaited
+        if not self._waited:
+            self._written = RateMeter()
+        self._written.add(nbytes, seconds + time.monotonic() - began)
+        self._unwaited, self._waited = (0, 0.0), True
+
+    def _count_written(self, nbytes: int, seconds: float) -> None:
+        """Count what the page cache took. Once the disk was waited for, a segment counts when it has reached it: in its
+        middle the rate would be that of the page cache in part.
+        """
+        if self._behind:
+            self._unwaited = self._unwaited[0] + nbytes, self._unwaited[1] + seconds
+        if not self._waited:
+            self._written.add(nbytes, seconds)
 
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
         """Begin a segment for a record of ``length`` bytes and others; None when there is no room."""
@@ -330,6 +345,7 @@ class RecordCache(Closing):
         """Make the open segment one that counts. One that cannot be sealed goes."""
         if self._writer is None:
             return
+        self._unwaited = (0, 0.0)  # of a segment that is closed before it is full nobody waits for the end
         (writer, number, token), self._writer = self._writer, None
         whole = False
         try:

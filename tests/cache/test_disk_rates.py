@@ -45,6 +45,26 @@ def test_a_cache_measures_while_it_is_used(tmp_path: Path, monkeypatch: pytest.M
         assert cache.rates().read is not None
 
 
+def test_the_rate_of_writing_is_that_of_whole_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of one, what the page cache took at once says nothing of the disk."""
+    waits: list[int] = []
+
+    def slow(descriptor: int) -> None:
+        time.sleep(0.02)
+        waits.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(disk_rates, "STRETCH_BYTES", 128)
+    with features_at(tmp_path, budget=16 * 500) as cache:
+        for sample in range(COUNT):
+            put(cache, [sample])
+            rate = cache.rates().write
+            assert rate is not None and (not waits or rate <= 500 / 0.02)
+    assert len(waits) > 5
+
+
 def test_the_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
     rates = measure_disk(tmp_path / "not" / "there", 1 << 20)
     assert rates.read is not None and rates.write is not None and min(rates.read, rates.write) > 0

@@ -58,6 +58,7 @@ class Cache:
     held: float = 0.0
     fits: float = 1.0
     write: float | None = None
+    admits: bool = True
 
     @property
     def stored_bytes(self) -> float:
@@ -122,6 +123,18 @@ def test_what_has_no_room_is_not_waited_for() -> None:
     run.epoch(100, 30)
     found = run.forecast.to_json()
     assert found is not None and found["samples"] == 30 and found["seconds"] == pytest.approx(0.3)
+
+
+def test_a_cache_that_is_full_before_is_full() -> None:
+    """Segments leave a little of the room unused."""
+    run = Fill(cache=Cache(fits=0.4))
+    run.epoch(100, 39)
+    found = run.forecast.to_json()
+    assert found is not None and found["seconds"] is None
+    run.cache.admits = False
+    run.epoch(61, 0)
+    found = run.forecast.to_json()
+    assert found is not None and found["seconds"] == pytest.approx(0.39)
 
 
 def test_another_cache_is_another_fill() -> None:

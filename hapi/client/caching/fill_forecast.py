@@ -29,6 +29,10 @@ class Fills(Protocol):
     """A cache that is filled."""
 
     @property
+    def admits(self) -> bool:
+        """True while there is room."""
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of a sample."""
 
@@ -141,6 +145,8 @@ class FillForecast:
         self._began: float | None = None
         """Time of the first features that were offered."""
         self._wanted = 0
+        self._full = False
+        """True once the cache had no room for more."""
         self._samples = 1
         self._pass_began = self._first_at = self._offered_at = self._epoch_seconds = 0.0
         self._coming = self._offered = self._first = 0
@@ -151,7 +157,8 @@ class FillForecast:
         now = self._clock()
         if self._cache is not cache:  # another cut is another fill
             held = cache.share(ids) * len(ids)
-            self._wanted = max(0, round(min(1.0, cache.room(len(ids))) * len(ids) - held))
+            self._wanted = max(0, int(min(1.0, cache.room(len(ids))) * len(ids) - held))
+            self._full = False
             self._cache, self._began, self._passes, self._forecasts = cache, None, [], []
         elif self._offered:
             self._epoch_seconds = self._offered_at - self._pass_began
@@ -174,6 +181,7 @@ class FillForecast:
         if cache is not self._cache:
             return
         now = self._clock()
+        self._full = self._full or not cache.admits
         if self._began is None:
             self._began = self._pass_began
         if not self._offered:  # of which the time tells nothing: a pass has to begin
@@ -218,7 +226,7 @@ class FillForecast:
         if self._began is None:
             return None
         ended = [counts.kept_at for counts in self._passes if counts.kept_at is not None]
-        full = self.kept >= self._wanted and ended
+        full = ended and (self._full or self.kept >= self._wanted)
         return {
             "samples": self._wanted,
             "forecasts": list(self._forecasts),
