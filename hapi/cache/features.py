@@ -119,6 +119,10 @@ class FeatureCache(Closing):
         """Bytes of one sample's features."""
         return math.prod(self.key.shape) * DTYPE_BYTES[self.key.dtype]
 
+    def room(self, samples: int) -> float:
+        """Share of ``samples`` for which the budget has room, from 0 to 1, by the mean size of what is kept."""
+        return min(1.0, self._records.room(samples, self.stored_bytes))
+
     @property
     def stored_bytes(self) -> float:
         """Mean bytes of a kept sample's content on the disk; those before the codec while nothing is kept."""

@@ -277,3 +277,17 @@ def test_what_is_kept_and_read_too_slowly_is_read_in_part() -> None:
 
 
 KEPT = Choice(mode="keep here", cut=1, split=1)
+
+
+def test_memory_holds_features_without_their_codec_and_no_stored_samples() -> None:
+    """Half of the raw bytes fit, whatever the codec: half of the reads is from the disk, and is decoded."""
+    half = Storage(bytes=10**12, read=1e6, write=1e9, memory_bytes=5_000_000, memory_read=1e12)
+    known = ReuseFacts(client=half, client_kept=(KeptShare(cut=1, share=1.0), KeptShare(cut=0, share=1.0)))
+    codec = CodecCost(name="planes", ratio=2.0, encode=1e9, decode=1e7)
+    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
+    job = Job(bs=20, samples=1000, epochs=10, request_size=20)
+    mix = JobPricer(profile, job, known, replace(KEPT, codec=codec)).mix(1.0)
+    assert mix.hit_read_seconds == pytest.approx(0.5 * (5_000 + RECORD_BYTES) / 1e6, rel=1e-3)
+    assert mix.hit_read_cpu == pytest.approx(0.5 * 10_000 / 1e7, rel=1e-2)
+    samples = JobPricer(profile, job, known, Choice(mode="keep samples", cut=0, split=0)).mix(1.0)
+    assert samples.hit_read_seconds == pytest.approx((1_000 + RECORD_BYTES) / 1e6)

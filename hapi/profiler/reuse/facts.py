@@ -59,10 +59,9 @@ class Storage:
         fast = min(nbytes, max(0.0, self.fast_bytes - before))
         return fast / self.write + (nbytes - fast) / self.slow_write
 
-    def seconds_to_read(self, held: float) -> float:
-        """Return the mean seconds to read a byte, of ``held`` bytes that are read alike often."""
-        in_memory = min(1.0, self.memory_bytes / held) if held > 0 else 0.0
-        return in_memory / self.memory_read + (1 - in_memory) / self.read
+    def part_in_memory(self, held: float) -> float:
+        """Return the part of ``held`` bytes of features that is in memory, where they are without their codec."""
+        return min(1.0, self.memory_bytes / held) if held > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,13 +129,20 @@ class JobPricer:
         wire = self._wire_mix()
         if self.storage is None:
             return wire
-        read = self.sample_bytes * self.storage.seconds_to_read(share * self.samples * self.sample_bytes)
+        # Memory holds features without their codec; stored samples are on disk alone.
+        held = share * self.samples * content
+        in_memory = self.storage.part_in_memory(held) if choice.mode != "keep samples" else 0.0
+        read = (
+            in_memory * content / self.storage.memory_read
+            + (1 - in_memory) * self.sample_bytes / self.storage.read
+        )
+        decode = in_memory * content / RAW.decode + (1 - in_memory) * content / choice.codec.decode
         if choice.mode == "keep there":
             return replace(
                 wire,
                 server_hits=share,
                 server_hit_read_seconds=read,
-                server_hit_read_cpu=content / choice.codec.decode,
+                server_hit_read_cpu=decode,
                 server_keeping=keeping,
                 server_keep_cpu=content / choice.codec.encode,
             )
@@ -144,7 +151,7 @@ class JobPricer:
             cut=choice.cut,
             hits=share,
             hit_read_seconds=read,
-            hit_read_cpu=content / choice.codec.decode,
+            hit_read_cpu=decode,
             keeping=keeping,
             keep_cpu=content / choice.codec.encode,
         )
