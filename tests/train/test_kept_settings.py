@@ -10,7 +10,7 @@ from support.train_cli import refused
 
 from hapi.config.fields import settings_fields
 from hapi.config.settings import Loaded
-from hapi.errors import ConfigError, ConflictError
+from hapi.errors import ConfigError, ConflictError, UsageError
 from hapi.train.checkpoints.kept_settings import (
     ALTERNATIVES,
     OF_ONE_PROCESS,
@@ -103,7 +103,8 @@ def test_no_checkpoint_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     assert read_kept(str(path)) is None
     path.write_bytes(b"hours of work")
-    assert read_kept(str(path)) is None
+    with pytest.raises(UsageError, match=r"^--resume: .*c\.pt"):
+        read_kept(str(path))
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +119,10 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
             f"--resume {folder}: no run to go on with: there is no {folder}/checkpoint.pt",
         ),
         (("--resume", folder, "--output", "x"), "--output x: the run folder is given already"),
+        (
+            ("--resume", f"{folder}/no"),
+            f"--resume {folder}/no: no run to go on with: there is no such folder",
+        ),
     ):
         code, line = refused(capsys, *arguments)
         assert code == 2 and message in line

@@ -12,6 +12,9 @@ from hapi.errors import UsageError
 from hapi.train.checkpoints.checkpoint_files import existing, goes_on
 from hapi.train.settings import TrainSettings
 
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+"""Endings of files of settings."""
+
 
 def run_folder(experiment: str | None, overrides: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     """Return the file of settings and the flags, where the argument may be a run folder: ``--resume DIR``.
@@ -19,7 +22,12 @@ def run_folder(experiment: str | None, overrides: Mapping[str, Any]) -> tuple[st
     Raises:
         UsageError: it is a folder, and there is no run to go on with in it, or nobody asks for that.
     """
-    if experiment is None or not Path(experiment).is_dir():
+    if experiment is None:
+        return experiment, overrides
+    place = Path(experiment)
+    if overrides.get("resume") and not place.exists() and place.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--resume {experiment}: no run to go on with: there is no such folder")
+    if not place.is_dir():
         return experiment, overrides
     if not overrides.get("resume"):
         raise UsageError(

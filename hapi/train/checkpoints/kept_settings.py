@@ -79,24 +79,32 @@ class KeptSettings:
 
 
 def read_kept(path: str) -> KeptSettings | None:
-    """Return the settings in the newest checkpoint that can be read; None where there is none, or none can be read.
+    """Return the settings in the newest checkpoint that can be read; None where there is none, or it has none.
 
     Args:
         path: the newest checkpoint's file (:mod:`hapi.train.checkpoints.checkpoint_files`).
+
+    Raises:
+        UsageError: there are checkpoints, and none can be read.
     """
     try:
         files = existing(path)
     except OSError:
         return None  # said by the trainer, which reads them for the layers
+    damage: UsageError | None = None
     for file in files:
         from hapi.train.checkpoints.checkpoint import read_document
 
         try:
             values = read_document(str(file), "--resume:")["settings"]
-        except (UsageError, KeyError):
+        except UsageError as error:
+            damage = damage or error
             continue
-        if isinstance(values, Mapping):
-            return KeptSettings(str(file), values)
+        except KeyError:
+            return None
+        return KeptSettings(str(file), values) if isinstance(values, Mapping) else None
+    if damage is not None:
+        raise damage
     return None
 
 
