@@ -74,6 +74,11 @@ from hapi.train.settings import TrainSettings
             ["--cache", "on", "--cache-dir", "~no-such-user"],
             "--cache-dir ~no-such-user: there is no user of this name",
         ),
+        (["--store", "s", "--output", "s"], "--output s: lies among the files of the store s; name a folder"),
+        (
+            ["--store", "s", "--output", "s/models/x"],
+            "--output s/models/x: lies among the files of the",
+        ),
         (["/nowhere.yaml"], "/nowhere.yaml: cannot read the settings file: No such file"),
         (["/tmp"], "/tmp: is a folder, no file of settings; to go on with the run in it, give --resume /tmp"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hapi.cli.shared.run_log import RunLog
 from hapi.config.settings import Loaded
 from hapi.errors import HapiError, UsageError
 from hapi.figures.canvas import check_drawing
-from hapi.paths import check_folder, check_outputs, remove_empty
+from hapi.paths import check_folder, check_outputs, remove_empty, user_path
 from hapi.process import output as standard
 from hapi.trace import Tracer
 from hapi.train.callbacks import TrainingCallback, TrainingStart
@@ -107,6 +108,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
 
     settings = loaded.value
     given = loaded.as_given
+    _check_place(settings)
     if settings.html is not None:
         check_drawing(given("--html"))
     made = check_outputs(
@@ -139,6 +141,19 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
                     f"{flag} {path}: exists; give --resume to go on with it, or remove it to begin anew"
                 )
     return made
+
+
+def _check_place(settings: TrainSettings) -> None:
+    """Raise :class:`UsageError` for a run folder among the files of a local store."""
+    store, output = settings.store, settings.output
+    if store is None or output is None or ("://" in store and not store.startswith("file://")):
+        return
+    root = os.path.realpath(user_path(store.removeprefix("file://"), "--store"))
+    inside = Path(os.path.relpath(os.path.realpath(output), root)).parts
+    if not inside or inside[0] in ("datasets", "models"):
+        raise UsageError(
+            f"--output {output}: lies among the files of the store {store}; name a folder of its own"
+        )
 
 
 def _model_files(training: TrainingSettings) -> list[str]:
