@@ -62,6 +62,8 @@ from hapi.train.settings import TrainSettings
         (["--no-output", "--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
         (["--no-output", "--keep", "3"], "--keep needs --checkpoint FILE"),
         (["--cache", "off", "--cache-size", "20GB"], "--cache-size: has no effect with --cache off"),
+        (["--cache", "off", "--cache-codec", "zeros"], "--cache-codec: has no effect with --cache off"),
+        (["--cache-codec", "int8"], "--cache-codec"),
         (["--profile-epoch", "3"], "--profile-epoch 3: expected 0 to 2, the last epoch; give more --epochs"),
         (["--profile-epoch", "0,9", "--epochs", "9"], "--profile-epoch 9: expected 0 to 8"),
         (["--report", "/tmp"], "--report /tmp: is not a plain file"),
