@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hapi.figures.canvas import COLOURS, legend, seconds_axis
+from hapi.figures.canvas import COLOURS, canvas, inline_svg, legend, seconds_axis
 from hapi.figures.fields import Fields
-from hapi.figures.markup import escaped, section, table
+from hapi.figures.markup import escaped, figure, section, table
 from hapi.profiler.reuse.job_cost import MODE_NAMES
 from hapi.profiler.reuse.over_epochs import Course
 from hapi.units import format_bytes, format_duration
@@ -140,7 +140,35 @@ def reuse_choice(reuse: ReusePart | None) -> str:
     caption = f"The best choice of each kind for a job of {jobs}, by estimate; chosen for {aim}"
     alternatives = table(caption, head, rows, classes, {0, len(head) - 1}, {len(head) - 1})
     said = f"<p>Kept: {escaped(mode_name(reuse.mode))}. {escaped(reuse.reason)}.</p>"
-    return section("The choice of what is kept", said + alternatives)
+    priced = " Money by the prices of the run." if reuse.priced else ""
+    drawing = figure(modes_svg(reuse), f"Estimates for the whole job, by what is kept.{priced}")
+    return section("The choice of what is kept", said + drawing + alternatives)
+
+
+def modes_svg(reuse: ReusePart) -> str:
+    """Return the seconds of each possible mode, and its money where anything has a price, as an ``<svg>`` element."""
+    possible = [(option.mode, option.cost) for option in reuse.options if option.cost is not None]
+    names = [mode_name(mode) for mode, _ in possible]
+    colours = [COLOURS[_LINES.get(mode, "muted")] for mode, _ in possible]
+    with canvas(9.0, 0.9 + 0.3 * len(possible)) as drawing:
+        panels = drawing.subplots(1, 2 if reuse.priced else 1, squeeze=False)[0]
+        for axes, what in zip(panels, ("seconds", "money"), strict=False):
+            axes.barh(range(len(possible)), [getattr(cost, what) for _, cost in possible], 0.7, color=colours)
+            axes.set_yticks(range(len(possible)), names)
+            axes.invert_yaxis()
+            axes.grid(True, axis="x")
+            axes.grid(False, axis="y")
+            axes.set_title("Seconds of the job" if what == "seconds" else "Its money")
+            axes.xaxis.set_major_formatter(_duration if what == "seconds" else _plain)
+        return inline_svg(drawing, "modes", f"Costs of the job by what is kept: {', '.join(names)}")
+
+
+def _duration(value: float, _: object) -> str:
+    return format_duration(value) if value > 0 else "0"
+
+
+def _plain(value: float, _: object) -> str:
+    return f"{value:g}"
 
 
 def _row(option: ReuseOption) -> tuple[str, ...]:
@@ -194,6 +222,6 @@ def draw_courses(panels: Sequence[Axes], drawn: Sequence[Course], chosen: str) -
         else:
             axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(_plain)
         legend(axes)
     seconds_axis(panels[0])

@@ -70,6 +70,17 @@ def test_the_page_has_the_choice_its_alternatives_and_each_epoch() -> None:
     assert ">30</td>" in text and ">5</td>" in text
 
 
+def test_the_page_draws_what_is_possible() -> None:
+    priced, free = (page(Run.from_json(document(prices))) for prices in (PRICES, Prices()))
+    label = "Costs of the job by what is kept: nothing, samples here, features here"
+    for text in (priced, free):
+        assert f'aria-label="{label}"' in text and "Seconds of the job" in text
+    assert "Its money" in priced and "Its money" not in free
+    report = document()
+    report["plan"]["reuse"]["candidates"] = []
+    assert "The choice of what is kept" in page(Run.from_json(report))
+
+
 def test_money_is_left_out_where_nothing_has_a_price() -> None:
     text = page(Run.from_json(document(Prices())))
     assert "The choice of what is kept" in text and ">Money</th>" not in text
