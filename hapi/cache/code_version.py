@@ -27,8 +27,8 @@ LAYERS_VERSION = 1
 """Raise it when a frozen layer gives other numbers than before for the same digest of structure and weights: how
 graphs are cut and run, what is rounded, and where (:mod:`hapi.models.graph`)."""
 
-LIBRARIES = ("torch", "torchvision", "pillow", "numpy")
-"""Distributions that decode or compute; torch's brings its own kernels for a CPU."""
+LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy")
+"""Distributions that decode or compute, if they are installed; torch's brings its own kernels for a CPU."""
 
 GPU_LIBRARIES = tuple(
     f"nvidia-{name}{suffix}" for name in ("cublas", "cudnn") for suffix in ("", "-cu12", "-cu13")
@@ -72,6 +72,12 @@ def digest_of_versions(versions: Mapping[str, str]) -> str:
     """Return the code version that stands for ``versions``, by name and in any order."""
     text = json.dumps(dict(versions), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def libraries_text() -> str:
+    """Return names and versions of the libraries that decode or compute here, for people."""
+    versions = code_versions()
+    return ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions)
 
 
 def _installed(name: str) -> str | None:

@@ -23,7 +23,7 @@ from torch import fx, nn
 
 from hapi.errors import BadRequestError
 from hapi.models.graph.cuts import Crossings
-from hapi.models.graph.digest import module_settings, plain_tensors, qualified_name, value_text
+from hapi.models.graph.digest import module_settings, name_with_code, plain_tensors, value_text
 from hapi.wire.documents import check_int, strict_fields
 
 FORMAT = 1
@@ -167,7 +167,7 @@ class _Builder:
             tensor = self.constants[name] if name in self.constants else _attribute(self.module, name)
             return [node.op, "", [_form(tensor)]], (name,)
         target = "" if node.op == "placeholder" else node.target
-        return [node.op, target if isinstance(target, str) else qualified_name(target), []], ()
+        return [node.op, target if isinstance(target, str) else name_with_code(target), []], ()
 
 
 def _attribute(module: nn.Module, name: str) -> torch.Tensor:

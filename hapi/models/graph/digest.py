@@ -18,6 +18,7 @@ from torch import fx, nn
 from hapi.errors import ModelError
 from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
+from hapi.models.graph.user_code import user_code
 from hapi.models.tensors import tensor_bytes
 
 FORMAT = "hapi-front-2"
@@ -125,7 +126,7 @@ def structure_text(
 
 
 def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> list[str]:
-    target = node.target if isinstance(node.target, str) else qualified_name(node.target)
+    target = node.target if isinstance(node.target, str) else name_with_code(node.target)
     if node.op == "call_module":
         target = f"{target} {module_settings(module.get_submodule(target))}"
     arguments = [value_text(a, index) for a in node.args]
@@ -144,7 +145,7 @@ def module_settings(module: nn.Module) -> str:
         if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
     }
     inner = {name: module_settings(child) for name, child in module.named_children()}
-    return json.dumps([qualified_name(type(module)), plain, inner], ensure_ascii=True)
+    return json.dumps([name_with_code(type(module)), plain, inner], ensure_ascii=True)
 
 
 def _without_cache(value: Any) -> Any:
@@ -173,7 +174,13 @@ def value_text(value: Any, index: dict[fx.Node, int]) -> str:
     if isinstance(value, torch.dtype | torch.device | torch.memory_format):
         return str(value)
     # Objects print their address, which says nothing; their type and name do.
-    return qualified_name(value if callable(value) else type(value))
+    return name_with_code(value if callable(value) else type(value))
+
+
+def name_with_code(thing: Any) -> str:
+    """Return the name of a class or function, with the digest of its code if it is a user's own."""
+    digest = user_code(thing)
+    return " ".join([qualified_name(thing), *([] if digest == "" else [digest or "unread"])])
 
 
 def qualified_name(thing: Any) -> str:

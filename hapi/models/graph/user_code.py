@@ -1,0 +1,259 @@
+"""Digests of a user's own code in a model: modules that stand whole in a graph, and functions that it calls.
+
+A graph has the operations of what was traced. What a module does that could not be traced, or a function that is called
+as it is, shows in the source alone. The digest is of the normalised source (no comments, docstrings or layout) of the
+class or function, of its bases, and of all other code and plain values that these name, so that it is the same in every
+process and folder and changes with whatever changes results. Libraries have versions
+(:mod:`hapi.cache.code_version`) and no digest.
+
+Source that is not what runs, since the file was edited after it was imported, is as good as none.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import linecache
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hapi.models.tensors import tensor_bytes
+
+LIBRARIES = frozenset(("torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names)) - {
+    "__main__"
+}
+"""Packages whose versions are in the code version, or which come with Python."""
+DIGITS = 32
+_Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_PLAIN = str | bytes | int | float | complex
+
+
+class _NoSource(Exception):
+    """The source of some code cannot be read, or is not what runs."""
+
+
+def user_code(thing: Any) -> str | None:
+    """Return the digest of a class's or function's code, :data:`DIGITS` hexadecimal digits.
+
+    Returns:
+        An empty text for anything of a library, and for what is no code; None for code whose source cannot be read.
+    """
+    texts: dict[int, tuple[str, str]] = {}
+    todo = [thing]
+    try:
+        while todo:
+            one = todo.pop()
+            if isinstance(one, functools.partial):
+                todo.append(one.func)
+                continue
+            one = inspect.unwrap(getattr(one, "__func__", one))
+            if id(one) not in texts and _is_users(one):
+                texts[id(one)] = f"{one.__module__}.{one.__qualname__}", _text(one, todo)
+    except _NoSource:
+        return None
+    if not texts:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(texts.values())).encode()).hexdigest()[:DIGITS]
+
+
+def unread_code(module: nn.Module, nodes: Iterable[fx.Node]) -> str | None:
+    """Return the name of a user's class or function that ``nodes`` run and whose source cannot be read, if any."""
+    for node in nodes:
+        called = [] if isinstance(node.target, str) else [node.target]
+        if node.op == "call_module":
+            called = [type(inner) for inner in module.get_submodule(str(node.target)).modules()]
+        for thing in called:
+            if user_code(thing) is None:
+                return f"{thing.__module__}.{thing.__qualname__}"
+    return None
+
+
+def _is_users(thing: Any) -> bool:
+    module = getattr(thing, "__module__", None) or ""
+    return isinstance(thing, type | types.FunctionType) and module.split(".")[0] not in LIBRARIES
+
+
+def _text(thing: Any, todo: list[Any]) -> str:
+    """Normalised source of a class or function; ``todo`` takes the code that it names."""
+    functions, values = [thing], dict[str, str]()
+    if isinstance(thing, type):
+        todo += thing.__bases__
+        functions = []
+        for name, function in _methods(thing):
+            if function.__qualname__.rpartition(".")[0] == thing.__qualname__:
+                functions.append(function)
+            else:  # put into the class from outside
+                todo.append(function)
+                values[f".{name}"] = f"{function.__module__}.{function.__qualname__}"
+        for name, value in vars(thing).items():
+            text = None if name.startswith("__") else _value_text(value)
+            if text is not None:
+                values[f".{name}"] = text
+    found, scope = _definitions(thing, functions), _scope(thing, functions)
+    for node in found:
+        for chain in _names(node):
+            _resolve(chain, scope, values, todo)
+    return json.dumps([[source_form(node) for node in found], sorted(values.items())])
+
+
+def _methods(owner: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Names and functions of a class: methods of all kinds and those of properties."""
+    for name, value in vars(owner).items():
+        for one in (value.fget, value.fset) if isinstance(value, property) else (value,):
+            function = inspect.unwrap(getattr(one, "__func__", one)) if one is not None else None
+            if isinstance(function, types.FunctionType):
+                yield name, function
+
+
+def _definitions(thing: Any, functions: list[types.FunctionType]) -> list[_Node]:
+    """The definition of ``thing`` in its file; all of them, if there are several of its name.
+
+    Raises:
+        _NoSource: there is none, or one of ``functions`` is not what the file has.
+    """
+    try:
+        file = inspect.getsourcefile(thing) or ""
+    except TypeError:
+        file = functions[0].__code__.co_filename if functions else ""
+    linecache.checkcache(file)
+    source = _parsed(file, "".join(linecache.getlines(file)))
+    for function in functions:
+        code = function.__code__
+        made = code.co_filename == "<string>" and hasattr(thing, "__dataclass_fields__")
+        if not made and _print(code) not in source.codes.get(code.co_qualname, ()):
+            raise _NoSource
+    found = source.nodes.get(thing.__qualname__, [])
+    if not found:
+        raise _NoSource
+    return found
+
+
+def _scope(thing: Any, functions: list[types.FunctionType]) -> dict[str, Any]:
+    """Values of the names around a definition: those of its module, and of functions that it is in."""
+    module = sys.modules.get(thing.__module__)
+    scope = dict(vars(module)) if module is not None else {}
+    for function in functions:
+        scope.update(function.__globals__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not set yet
+                scope[name] = cell.cell_contents
+    return scope
+
+
+def _names(node: ast.AST) -> Iterator[list[str]]:
+    """Names that a definition reads, each with the attributes that follow it."""
+    chain, inner = list[str](), node
+    while isinstance(inner, ast.Attribute):
+        chain, inner = [inner.attr, *chain], inner.value
+    if isinstance(inner, ast.Name):
+        yield [inner.id, *chain]
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _names(child)
+
+
+def _resolve(chain: list[str], scope: dict[str, Any], values: dict[str, str], todo: list[Any]) -> None:
+    """Find what a name stands for: code goes to ``todo``, a plain value's text into ``values``."""
+    if chain[0] not in scope:
+        return
+    value = scope[chain[0]]
+    for name in chain[1:]:
+        inside = getattr(value, "__dict__", {})
+        library = isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in LIBRARIES
+        if library or _is_users(value) or name not in inside:
+            break
+        value = inside[name]
+    text = _value_text(value)
+    if text is not None:
+        values[".".join(chain)] = text
+    else:
+        todo += [value, type(value)]
+
+
+def _value_text(value: Any) -> str | None:
+    """Text of a plain value; None for any other."""
+    if value is None or isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, dict):
+        value = sorted(value.items(), key=str)
+    if isinstance(value, list | tuple | set | frozenset):
+        inner = [text for item in value if (text := _value_text(item)) is not None]
+        if len(inner) == len(value):
+            ordered = inner if isinstance(value, list | tuple) else sorted(inner)
+            return f"{type(value).__name__}{ordered}"
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return f"{value.dtype}{list(value.shape)}{hashlib.sha256(tensor_bytes(value)).hexdigest()}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file of source."""
+
+    nodes: dict[str, list[_Node]] = field(default_factory=dict)
+    """Definitions by their qualified names."""
+    codes: dict[str, set[Any]] = field(default_factory=dict)
+    """Prints of the code that they are compiled to, likewise."""
+
+
+@lru_cache(maxsize=32)
+def _parsed(file: str, text: str) -> _Source:
+    found = _Source()
+    try:
+        tree = ast.parse(text)
+        codes = [compile(text, file, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return found
+    _collect(tree, "", found)
+    while codes:
+        code = codes.pop()
+        found.codes.setdefault(code.co_qualname, set()).add(_print(code))
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return found
+
+
+def _collect(node: ast.AST, prefix: str, found: _Source) -> None:
+    for child in ast.iter_child_nodes(node):
+        below = prefix
+        if isinstance(child, _Node):
+            name = prefix + ("<lambda>" if isinstance(child, ast.Lambda) else child.name)
+            found.nodes.setdefault(name, []).append(child)
+            below = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
+        _collect(child, below, found)
+
+
+def _print(code: types.CodeType) -> tuple[Any, ...]:
+    """A code object as far as it decides results: without lines and names of files."""
+    constants = tuple(_print(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, constants
+
+
+def _constant(value: Any) -> str:
+    return f"frozenset {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
+
+
+def source_form(value: Any) -> Any:
+    """Return parsed source as JSON: the same for all layouts, comments, docstrings and versions of Python."""
+    if isinstance(value, list):
+        return [source_form(item) for item in value]
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = dict(ast.iter_fields(value))
+    if isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False):
+        fields["body"] = value.body[1:]
+    kept = {
+        name: inner for name, inner in fields.items() if inner is not None and inner != [] and name != "kind"
+    }
+    return [type(value).__name__, *([name, source_form(inner)] for name, inner in kept.items())]
