@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from benchmarks.cli.benchmark import Benchmark, Outcome, bed_and_results, outcome_of, tell, with_given
 from benchmarks.cli.options import (
@@ -43,14 +44,15 @@ def _siege(args: argparse.Namespace) -> Outcome:
 
 
 def _jobs(args: argparse.Namespace) -> Outcome:
-    from benchmarks.load.jobs import JobsSettings, measure_jobs
+    from benchmarks.load.jobs import JobsSettings, head, measure_jobs
+    from benchmarks.testbed.cells import Results
 
     settings = with_given(
         JobsSettings(), args,
         jobs="jobs", epochs="epochs", model="model", freeze="freeze", samples="samples", image_size="image_size",
-        bs="bs",
+        bs="bs", repeats="repeats", step="step",
     )  # fmt: skip
-    return outcome_of(measure_jobs(settings, tell))
+    return outcome_of(measure_jobs(settings, Results(Path(args.results), head(settings)), tell))
 
 
 def _tenants(args: argparse.Namespace) -> Outcome:
@@ -117,9 +119,12 @@ BENCHMARKS = (
             number("--epochs", count(1, 1000), "of each job", "30"),
             model("resnet18"),
             number("--freeze", count(1, 1000), "the last frozen layer", "11"),
-            samples("512"),
+            samples("2048"),
             number("--image-size", count(8, 4096), "in pixels", "64"),
             batch("64"),
+            number("--step", seconds(0.001, 60), "pause that is a step; slower jobs 2, 4 times that", "0.05", "TIME"),
+            number("--repeats", count(1, 1000), "turns, each with all runs", "1"),
+            results("bench-results/jobs.jsonl", "JSON lines; goes on where it was"),
         ),
         run=_jobs,
     ),
