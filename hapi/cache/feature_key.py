@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from hapi.wire.frames import DTYPE_BYTES
 from hapi.wire.references import DatasetReference, Precision, TransformSpec
 
 KEY_FORMAT = "hapi-features-1"
@@ -55,6 +57,11 @@ class FeatureKey:
             "tf32": self.tf32,
             "code": self.code,
         }
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample's features."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
     def digest(self) -> str:

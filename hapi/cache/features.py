@@ -7,7 +7,6 @@ this process's memory is kept there too, decoded, after its checksum was verifie
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 
@@ -117,7 +116,7 @@ class FeatureCache(Closing):
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample's features."""
-        return math.prod(self.key.shape) * DTYPE_BYTES[self.key.dtype]
+        return self.key.sample_bytes
 
     def room(self, samples: int) -> float:
         """Share of ``samples`` for which the budget has room, from 0 to 1, by the mean size of what is kept."""

@@ -21,10 +21,18 @@ def describe(folder: Path) -> str:
     found = read_key_file(folder)
     if found is None:
         return "samples"
-    made = f", by {'; '.join(found.made_with)}" if found.made_with else ""
     with contextlib.suppress(KeyError, TypeError):
-        return f"features of {found.dataset}@{found.key['dataset'][:12]}, {_cut(found.key)}{made}"
-    return f"features of {found.dataset}{made}"
+        return f"features of {found.dataset}@{found.key['dataset'][:12]}, {_cut(found.key)}"
+    return f"features of {found.dataset}"
+
+
+def computers(folder: Path) -> tuple[str, ...]:
+    """Return a line for each combination of devices, libraries and smallest pass that computed a version's features.
+
+    Features of another one have the same key, and may differ from these in the last bits.
+    """
+    found = read_key_file(folder)
+    return () if found is None else found.made_with
 
 
 def _cut(key: dict[str, Any]) -> str:

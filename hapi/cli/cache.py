@@ -6,7 +6,7 @@ import argparse
 import time
 
 from hapi.cache.folder import MARKER, CacheFolder, Version
-from hapi.cache.inventory import count_records, describe, verify
+from hapi.cache.inventory import computers, count_records, describe, verify
 from hapi.cache.open_folder import default_path
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK
 from hapi.errors import HapiError, NotFoundError, UsageError
@@ -34,12 +34,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="clear only what ls shows by this name; may be repeated",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list also which devices and libraries computed the features, and their smallest forward pass",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each dataset version and each key of features; exit code 1 when verify found damage."""
     if args.only and args.action != "clear":
         raise UsageError(f"--only: has no meaning for hapi cache {args.action}")
+    if args.verbose and args.action != "ls":
+        raise UsageError(f"--verbose: has no meaning for hapi cache {args.action}")
     folder = _open(args.folder)
     try:
         if args.action == "verify":
@@ -51,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
             left = folder.versions()
         for version in left:
             print(_line(folder, version))
+            for computer in computers(folder.path / version.name) if args.verbose else ():
+                print(f"    computed by {computer}")
         if not left and args.action == "ls":
             print("empty")
     except OSError as error:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
-from hapi.arrays import IntArray, LabelArray
+from hapi.arrays import Flags, IntArray, LabelArray
 from hapi.clocks import StageClock
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
@@ -99,21 +99,24 @@ class Feeding:
             inputs[place] = inputs[place % len(rows)]
         return inputs
 
+    def fits_memory(self, ids: IntArray) -> Flags:
+        """Return which of samples ``ids``, which the request does not name, fit its memory; bool [k]."""
+        limit = max(self.part_bytes, int(self._located.length.max()))
+        fits: Flags = self._dataset.locate(ids).length <= limit
+        return fits
+
     def load_others(self, ids: IntArray, out: torch.Tensor) -> bool:
-        """Load further samples of the dataset, which the request does not name.
+        """Load further samples of the dataset, which :meth:`fits_memory` has allowed.
 
         Args:
             ids: int64 [k].
             out: float32 [k or more, C, H, W].
 
         Returns:
-            False where one does not fit the request's memory, or cannot be read or decoded, which is no fault of the
-            request; ``out`` then holds anything.
+            False where one cannot be read or decoded, which is no fault of the request; ``out`` then holds anything.
         """
         try:
             located = self._dataset.locate(ids)
-            if located.length.max() > max(self.part_bytes, int(self._located.length.max())):
-                return False
             for start, stop in self._parts(located.length):
                 self._fill(located.part(start, stop), out[start:stop])
         except HapiError:

@@ -141,8 +141,8 @@ class Service:
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def version(self) -> dict[str, Any]:
-        """Versions of Hapi, of the wire and of the code that computes features here, and the ids of this process and of
-        the processors that it runs on.
+        """Versions of Hapi, of the wire and of the code that computes features here, what that is, and the ids of this
+        process and of the processors that it runs on.
         """
         return {
             "hapi": __version__,
@@ -150,6 +150,7 @@ class Service:
             "server": self.id,
             "code": self.code,
             "machine": machine_id(),
+            "computes": self.workers.arithmetic,
         }
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:

@@ -138,7 +138,7 @@ class ServiceSettings:
         default="auto",
     )
     cache_memory: int = setting(
-        "features of --cache-dir that are in memory too, beside --host-memory",
+        "most bytes of --cache-dir's features, of all models and datasets, in memory too, beside --host-memory",
         default=0,
         low=0,
         high=_HOST_MEMORY,

@@ -62,8 +62,17 @@ class FrameReader:
         source: ByteSource,
         limits: FrameLimits | None = None,
         arriving: Callable[[bool], object] = lambda owed: None,
+        code: str | None = None,
     ) -> None:
-        """Read from ``source``; ``arriving(True)`` is called when a frame begins to come, False when it has."""
+        """Read from ``source``.
+
+        Args:
+            source: of the bytes.
+            limits: of a frame's parts.
+            arriving: called with True when a frame begins to come, with False when it has.
+            code: version of the code that computes the answer, as its header tells; None for one that does not.
+        """
+        self.code = code
         self._source = source
         self._limits = limits or FrameLimits()
         self._arriving = arriving
@@ -78,7 +87,7 @@ class FrameReader:
 
     def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
         """Return a reader that takes this one's place, with ``wrap`` around its source."""
-        return FrameReader(wrap(_Counted(self)), self._limits, self._arriving)
+        return FrameReader(wrap(_Counted(self)), self._limits, self._arriving, self.code)
 
     def next(self, sink: Sink, flowing: Callable[[], object] = lambda: None) -> FrameHeader | StreamEnd:
         """Receive the next frame: a data frame's header once its tensors have arrived and been checked, or

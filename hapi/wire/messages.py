@@ -68,6 +68,8 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 """Header with the seconds after which a request is not wanted any more if it has not begun, from its arrival.
 """
 MAX_DEADLINE = 86400.0
+CODE_HEADER = "X-Hapi-Code"
+"""Header of a stream's answer: the version of the code that computes it (:mod:`hapi.cache.code_version`)."""
 
 PRECISION, CODEC = "precision", "codec"
 """Names of optional fields, which a server from before them refuses as unknown."""

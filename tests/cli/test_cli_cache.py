@@ -67,7 +67,10 @@ def test_features_are_told_by_their_dataset_and_cut(
     assert main(["cache", "ls", str(tmp_path)]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f"features@{KEY.digest}  features of flowers@{'a' * 12}, model {'b' * 12}")
-    assert "cut 3 (relu), float32 4x2, by cpu, 16  7 kept" in line and " for 224 B raw  used" in line
+    assert "cut 3 (relu), float32 4x2  7 kept" in line and " for 224 B raw  used" in line
+    assert main(["cache", "ls", str(tmp_path), "-v"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split("  used")[0] == line.split("  used")[0] and second == "    computed by cpu, 16"
 
 
 def test_verify_removes_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

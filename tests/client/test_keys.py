@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from support.local_job import open_session, pack_blobs, pack_pictures, service_of
+from torch import nn
 
 from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
@@ -29,10 +31,18 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import TransportError, UsageError
 from hapi.ingest.in_place.discover import find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
+from hapi.models.graph.layers import layered
 from hapi.server.service import Service
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
+TYPED_IN = """
+from torch import nn
+
+class Gate(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+"""
 PICTURES: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "split": "freeze"}
 
 
@@ -132,6 +142,19 @@ def test_servers_that_tell_no_code_are_refused(service: Service) -> None:
         codes = [ServerCode("http://new", code_version()), ServerCode("http://old", None)]
         refusal = feature_key(session.job_context, 13, codes=codes)
         assert "http://old is of an older hapi" in str(refusal)
+
+
+def test_code_whose_source_cannot_be_read_is_refused_by_name(service: Service) -> None:
+    space: dict[str, Any] = {"__name__": "typed_in"}
+    exec(TYPED_IN, space)
+    with open_session(service) as session:
+        job_context = copy.copy(session.job_context)
+        job_context.model = layered(nn.Sequential(nn.Linear(6, 6), space["Gate"](), nn.Linear(6, 2)), (6,))
+        codes = codes_of(job_context)
+        assert isinstance(feature_key(job_context, 1, codes=codes), FeatureKey)
+        assert str(feature_key(job_context, 2, codes=codes)).startswith(
+            "layer 2 (1) runs typed_in.Gate, whose source"
+        )
 
 
 def test_files_edited_under_their_names_are_not_served(tmp_path: Path) -> None:

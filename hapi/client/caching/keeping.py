@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from hapi.cache.code_version import libraries_text
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
 from hapi.cache.writing.record_codec import PassTimes
+from hapi.client.caching.code_watch import CodeWatch
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling, rows_where
@@ -23,6 +25,7 @@ from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.errors import UsageError
+from hapi.models.devices import arithmetic_name
 from hapi.profiler.pipeline import FEWEST_ROWS
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.reuse.facts import CutCodecs
@@ -66,6 +69,7 @@ class Keeping(Closing):
         self._codes: tuple[ServerCode, ...] | None = None
         self._keys: dict[tuple[tuple[ServerCode, ...], int, bool, int], FeatureKey | Refusal] = {}
         """Keys of the pass that is under way, by codes, cut, whether of the validation samples, and view."""
+        self._watch = CodeWatch()
         self._trusted = True
         self.cut = job_context.last_split
         """Layer whose outputs are kept."""
@@ -102,6 +106,7 @@ class Keeping(Closing):
     def _key(self, epoch: int, validation: bool) -> FeatureKey | Refusal:
         if self._codes is None:
             self._codes = codes_of(self._job_context)
+            self._watch.expect(server.code for server in self._codes)
         view = 0 if validation else view_of(self._job_context, epoch)
         at = self._codes, self.cut, validation, view
         if at not in self._keys:
@@ -123,6 +128,8 @@ class Keeping(Closing):
             validation: whether the pass is over the validation samples.
         """
         context = self._job_context
+        if self._watch.changed:
+            self._codes = None
         if (
             context.cache_folder is None
             or not self._trusted
@@ -140,7 +147,9 @@ class Keeping(Closing):
         if self.fills and not validation and context.views is None and context.order.trainers == 1:
             self._forecast.begin_pass(cache, counts, ids[in_part(ids, self._part)])
         part = 1.0 if validation else self._part
-        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer, part)
+        return PassFeatures(
+            cache, self.cut, dtype, form, self._buffers, counts, self._tracer, self._watch, part
+        )
 
     def _cache(self, key: FeatureKey, *, validation: bool) -> FeatureCache:
         """The cache of ``key``, opened when it is not yet."""
@@ -157,11 +166,17 @@ class Keeping(Closing):
                 description.count,
                 description.label_form,
                 max(0, self._memory_bytes - taken),
-                made_with=f"{context.device.type}, passes of {smallest} samples or more",
+                made_with=f"{self._computers()}; passes of {smallest} samples or more",
                 codec=self._settings.cache_codec,
                 reads=max(1, self._settings.epochs - 1),
             )
         return self._features[key.digest]
+
+    def _computers(self) -> str:
+        """Devices and libraries that compute features of this run, on both sides."""
+        own = f"{arithmetic_name(self._job_context.device)}, {libraries_text()}"
+        servers = sorted({server.computes or "not told" for server in self._codes or ()})
+        return own if servers == [own] else f"servers {' and '.join(servers)}; trainer {own}"
 
     def follow(self, reuse: ReusePlan | None) -> None:
         """Take over what the plan has found worth keeping, if it is asked; between two passes."""
@@ -216,13 +231,16 @@ class Keeping(Closing):
         return self.refusals.get(False, "") if self._trusted else DISTRUSTED
 
     def keep(self, source: PassFeatures, computed: ComputedRows, times: PassTimes) -> None:
-        """Keep features that were computed, behind the training.
+        """Keep features that were computed, behind the training; not those of code that their key does not name.
 
         Args:
             source: the pass's features.
             computed: those of a batch.
             times: of the pass so far.
         """
+        if self._watch.changed:
+            source.counts.wrote(0, 0, len(computed.ids))
+            return
         computed = rows_where(computed, in_part(computed.ids, source.part))
         if not len(computed.ids):
             return
@@ -238,8 +256,8 @@ class Keeping(Closing):
             return DISTRUSTED
         if self.refusals:
             return next(iter(self.refusals.values()))
-        if self._verdict:
-            return self._verdict
+        if self._watch.why or self._verdict:
+            return self._watch.why or self._verdict
         if not all(cache.admits for cache in self._features.values()):
             return FULL
         return SLOW if self._filling.overrun else ""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
@@ -28,6 +29,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
 from hapi.models.graph.numbering import Layer
+from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
 
@@ -54,6 +56,8 @@ class ServerCode:
     """Names of the run's datasets whose files there are not those that were indexed."""
     silent: bool = False
     """True when it did not answer."""
+    computes: str = ""
+    """Devices and libraries, for people; empty when it does not tell."""
 
 
 def codes_of(job_context: JobContext) -> tuple[ServerCode, ...]:
@@ -88,11 +92,14 @@ def _code_of(servers: ServerPool, url: str, datasets: Iterable[DatasetReference]
 
 
 def _told_by(transport: Transport, datasets: Iterable[DatasetReference]) -> ServerCode:
-    code = _code(transport)
+    document = transport.call("GET", messages.VERSION_PATH)
+    code = _code(document)
     if code is None:
         return ServerCode(transport.url, None)
     changed = [known.name for known in datasets if not _is_as_indexed(transport, known)]
-    return ServerCode(transport.url, code, tuple(changed))
+    return ServerCode(
+        transport.url, code, tuple(changed), computes=printable(str(document.get("computes", "")), 200)
+    )
 
 
 def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
@@ -100,8 +107,7 @@ def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
     return document == {"version": dataset.version, "changed": 0}
 
 
-def _code(transport: Transport) -> str | None:
-    document = transport.call("GET", messages.VERSION_PATH)
+def _code(document: Any) -> str | None:
     found = document.get("code") if isinstance(document, dict) else None
     try:
         return None if found is None else check_digest(found, "code")
@@ -151,6 +157,13 @@ def feature_key(
         return Refusal(
             f"files of dataset {description.reference.name!r} at {edited[0]} changed or moved since they were indexed; "
             "index it again with --replace"
+        )
+    unread = job_context.model.unread_code(cut)
+    if unread is not None:
+        layer, name = unread
+        return Refusal(
+            f"layer {layer.index} ({layer.name}) runs {name}, whose source cannot be read or is not what runs, so that "
+            "changes of it would go unnoticed"
         )
     frozen = job_context.frozen
     return FeatureKey(

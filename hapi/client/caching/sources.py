@@ -12,6 +12,7 @@ import torch
 
 from hapi.arrays import Flags, IntArray, LabelArray
 from hapi.cache.features import FeatureCache
+from hapi.client.caching.code_watch import CodeWatch
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.memory import EVEN_ROWS
@@ -46,9 +47,12 @@ class PassFeatures:
         buffers: BufferPool,
         counts: KeptCounts,
         tracer: Tracer,
+        watch: CodeWatch,
         part: float = 1.0,
     ) -> None:
-        """Read features of layer ``cut``, of type ``dtype``, with labels of ``form``, of a ``part`` of the samples."""
+        """Read features of layer ``cut``, of type ``dtype``, with labels of ``form``, of a ``part`` of the samples;
+        ``watch`` sees those that come from servers."""
+        self.watch = watch
         self.cache, self.cut, self.dtype = cache, cut, dtype
         self.counts, self.part = counts, part
         self._form, self._buffers, self._tracer = form, buffers, tracer

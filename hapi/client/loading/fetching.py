@@ -123,6 +123,8 @@ class Fetcher:
             """Take the answer; :class:`WireError` when samples are missing at its end."""
             nonlocal received, began
             began = time.monotonic()
+            if job.split and self._loading.features is not None:
+                self._loading.features.watch.answered(transport.url, reader.code)
             end = self._receive(reader, part, transport.url)
             received = reader.bytes_read
             if missing := len(part.rows) - part.next:

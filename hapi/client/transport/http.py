@@ -30,7 +30,7 @@ from hapi.text import printable
 from hapi.wire.documents import parse_document
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameLimits
-from hapi.wire.messages import DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
+from hapi.wire.messages import CODE_HEADER, DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
 
 T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -138,7 +138,8 @@ class HttpTransport:
         """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
         with self._exchange("POST", path, document) as response:
             guard = response.guard
-            reader = FrameReader(response, self._limits, guard.arriving)
+            code = response.headers.get(CODE_HEADER)
+            reader = FrameReader(response, self._limits, guard.arriving, code)
             guard.frames(lambda: reader.bytes_read)
             result = receive(reader)
             # The end of a chunked body must be read before the connection can be used again. Whatever else comes
@@ -282,7 +283,7 @@ class LoopbackTransport:
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         """Call the handler, and parse its JSON answer."""
-        status, buffers = self._exchange(method, path, document)
+        status, _, buffers = self._exchange(method, path, document)
         body = b"".join(bytes(b) for b in buffers)
         if status != 200:
             raise from_problem(_parsed(body, self.url), status)
@@ -290,17 +291,18 @@ class LoopbackTransport:
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """Call the handler, and give its frames to ``receive``."""
-        status, buffers = self._exchange("POST", path, document)
+        status, headers, buffers = self._exchange("POST", path, document)
         if status != 200:
             raise from_problem(_parsed(b"".join(bytes(b) for b in buffers), self.url), status)
-        return receive(FrameReader(BufferSource(buffers)))
+        return receive(FrameReader(BufferSource(buffers), code=headers.get(CODE_HEADER)))
 
-    def _exchange(self, method: str, path: str, document: Any) -> tuple[int, Iterator[Buffer]]:
+    def _exchange(
+        self, method: str, path: str, document: Any
+    ) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
         if self._closed:
             raise TransportError(f"{self.url}: the transport was closed")
         body = b"" if document is None else json.dumps(document).encode()
-        status, _, buffers = self._handler(method, path, body)
-        return status, buffers
+        return self._handler(method, path, body)
 
     def received_bytes(self) -> int | None:
         """Return None: there is no network."""

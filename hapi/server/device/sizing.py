@@ -45,6 +45,12 @@ class PrefixSizes:
     widest_bytes: int
     """Bytes of one sample in the widest of the layers' inputs and outputs."""
     forward: ForwardMemory
+    unread_code: bool = False
+    """True if a layer runs a user's own code whose source cannot be read, so that the digest does not tell changes."""
+
+
+_Kept = tuple[LayeredModel, Sequence[LayerWork], int]
+"""A model, the work of its layers, and how many layers come before the first with code that cannot be read."""
 
 
 class Sizing:
@@ -56,7 +62,7 @@ class Sizing:
         self._allow = allow_models
         self._device = device
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[LayeredModel, Sequence[LayerWork]]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def of(self, request: messages.ExtractRequest) -> PrefixSizes:
         """Return the sizes of the prefix that ``request`` names.
@@ -64,7 +70,7 @@ class Sizing:
         :class:`UnprocessableError` for a split that the model does not have, :class:`ConflictError` when the
         store has another model under its name.
         """
-        model, work = self._model(request)
+        model, work, readable = self._model(request)
         split = request.split
         if not 1 <= split <= len(model.layers):
             raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
@@ -77,9 +83,10 @@ class Sizing:
             output_bytes=sizes[split],
             widest_bytes=max(sizes[: split + 1]),
             forward=forward_memory(work[:split], sizes[0], sizes[split], self._device.type),
+            unread_code=split > readable,
         )
 
-    def _model(self, request: messages.ExtractRequest) -> tuple[LayeredModel, Sequence[LayerWork]]:
+    def _model(self, request: messages.ExtractRequest) -> _Kept:
         # A pushed model's digest is part of it, as it may be replaced by another structure; what is found has it.
         digest = request.model.digest if request.model.source == "store" else ""
         key = json.dumps([replace(request.model, digest=digest).to_json(), request.precision])
@@ -90,7 +97,9 @@ class Sizing:
                 return kept
         whole = structure_of(request.model, request.split, self._store, self._allow)
         model = in_precision(whole, request.precision, self._device)
-        found = (model, _work(model, self._device.type))
+        unread = whole.unread_code(len(whole))
+        readable = len(whole) if unread is None else unread[0].index - 1
+        found = (model, _work(model, self._device.type), readable)
         with self._lock:
             self._kept[key] = found
             while len(self._kept) > KEPT:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hapi.cache.code_version import libraries_text
 from hapi.errors import DrainingError, UsageError
-from hapi.models.devices import free_bytes, resolve_device
+from hapi.models.devices import arithmetic_name, free_bytes, resolve_device
 from hapi.server.device.device import Device
 from hapi.server.device.host_memory import UNKNOWN_BYTES
 from hapi.server.device.memory_budget import DeviceMemory
@@ -106,6 +107,12 @@ class Workers:
     def host_bytes(self) -> int:
         """Return the budgets of devices that are the machine itself: their memory is the host's."""
         return sum(w.memory.budget for w in self.all if w.device.device.type == "cpu")
+
+    @property
+    def arithmetic(self) -> str:
+        """Return what computes here, for people: GPUs or a processor's instructions, and the libraries."""
+        devices = sorted({arithmetic_name(worker.device.device) for worker in self.all})
+        return f"{' and '.join(devices)}, {libraries_text()}"
 
     @property
     def usable(self) -> bool:

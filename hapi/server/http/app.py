@@ -319,7 +319,12 @@ class Application:
 
         guard = SlowReaderGuard(settings.pace_limits(), interest.deadline, pressed)
         answer = Answer(
-            self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, self.disclosure
+            self._workers,
+            settings.send_timeout,
+            guard,
+            self.metrics.bytes_sent.inc,
+            self.disclosure,
+            service.code,
         )
         self.admission.sent(context.tenant, stream.max_bytes)
         try:

@@ -9,6 +9,7 @@ from itertools import chain
 from hapi.errors import HapiError
 from hapi.server.service import Service
 from hapi.wire.frames import Buffer, error_frame
+from hapi.wire.messages import CODE_HEADER
 
 Answer = tuple[int, Mapping[str, str], Iterator[Buffer]]
 
@@ -38,6 +39,6 @@ def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
             finally:
                 stream.close()
 
-        return 200, {}, buffers()
+        return 200, {CODE_HEADER: service.code}, buffers()
 
     return handle

@@ -161,6 +161,7 @@ def _document() -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     media_type, schema = operation.answer
     answered = {"description": operation.summary, "content": {media_type: {"schema": schema}}}
+    own_headers = (messages.CODE_HEADER,) if media_type == MEDIA_TYPE else ()
     statuses = sorted({error.status for error in operation.errors} | {METHOD_STATUS})
     named = [
         {"name": name, "in": "path", "required": True, "schema": schema}
@@ -175,7 +176,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             _request_id(),
         ],
         "responses": {
-            "200": {**answered, "headers": _header_links(messages.REQUEST_ID_HEADER)},
+            "200": {**answered, "headers": _header_links(messages.REQUEST_ID_HEADER, *own_headers)},
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
@@ -240,6 +241,10 @@ def _problem_response(status: int) -> dict[str, Any]:
 def _headers() -> dict[str, Any]:
     return {
         messages.REQUEST_ID_HEADER: {"schema": TEXT, "description": "The id that the server's log has."},
+        messages.CODE_HEADER: {
+            "schema": TEXT,
+            "description": "The version of the code that computes the answer.",
+        },
         "Retry-After": {
             "schema": COUNT,
             "description": "Seconds after which to ask again, where they are known.",
@@ -265,9 +270,8 @@ def _state(word: str) -> Schema:
 
 
 def _version() -> Schema:
-    return record(
-        {"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST, "machine": TEXT}
-    )
+    known = {"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST, "computes": TEXT}
+    return record({**known, "machine": TEXT})
 
 
 def _dataset_list() -> Schema:

@@ -33,7 +33,7 @@ from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.problems import as_hapi_error
 from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
 from hapi.wire.frames import MEDIA_TYPE, SMALL_BYTES, Buffer, error_frame, joined
-from hapi.wire.messages import REQUEST_ID_HEADER
+from hapi.wire.messages import CODE_HEADER, REQUEST_ID_HEADER
 
 log = logging.getLogger("hapi.server")
 
@@ -66,13 +66,16 @@ class Answer:
         guard: SlowReaderGuard,
         count: Callable[[float], None],
         disclosure: Disclosure,
+        code: str,
     ) -> None:
-        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
+        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent; ``code``: of
+        :data:`CODE_HEADER`."""
         self._workers = workers
         self._send_timeout = send_timeout
         self._guard = guard
         self._count = count
         self._disclosure = disclosure
+        self._code = code
         self.sent = 0
         """Bytes of its frames that have left."""
         self._complete = False
@@ -91,7 +94,7 @@ class Answer:
         interest = stream.context.interest
         working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
         headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(headers={**headers, CODE_HEADER: self._code})
         self._frame_up(request, response, stream.content_length)
         try:
             frame: Frame | None = await outcome(working)

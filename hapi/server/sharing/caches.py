@@ -50,18 +50,21 @@ class FeatureCaches(Closing):
         memory_bytes: int = 0,
         most_open: int = OPEN_KEYS,
         codec: CacheCodec = "auto",
+        made_with: str = "",
     ) -> None:
         """Keep features in ``folder``.
 
         Args:
             folder: the cache's folder.
-            memory_bytes: of each open key's memory.
+            memory_bytes: most bytes of memory of all open keys together.
             most_open: keys that stay open unused.
             codec: encoding of what is kept.
+            made_with: as in :class:`FeatureCache`.
         """
         self.folder = folder
         self._memory_bytes = memory_bytes
         self._most_open, self._codec = most_open, codec
+        self._made_with = made_with
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._line = WriterLine("hapi-keep", flush=self._flush)
@@ -136,7 +139,10 @@ class FeatureCaches(Closing):
             entry = self._open.get(key.digest)
             if entry is None:
                 try:
-                    cache = FeatureCache(self.folder, key, count, form, self._memory_bytes, codec=self._codec)
+                    memory = self._free_memory(key, count, form)
+                    cache = FeatureCache(
+                        self.folder, key, count, form, memory, self._made_with, codec=self._codec
+                    )
                 except (HapiError, OSError) as error:
                     log.warning("feature cache not used: %s", error)
                     return None
@@ -144,6 +150,20 @@ class FeatureCaches(Closing):
             self._open.move_to_end(key.digest)
             entry.users += 1
             return entry
+
+    def _free_memory(self, key: FeatureKey, count: int, form: LabelForm) -> int:
+        """Bytes of memory for a key that is opened, for which keys that nobody uses are closed; under the lock."""
+        wanted = min(self._memory_bytes, count * (key.sample_bytes + form.nbytes))
+
+        def free() -> int:
+            return self._memory_bytes - sum(entry.cache.memory_bytes for entry in self._open.values())
+
+        for digest in [digest for digest, entry in self._open.items() if not entry.users]:
+            if free() >= wanted:
+                break
+            if self._open[digest].cache.memory_bytes:
+                self._open.pop(digest).cache.close()
+        return max(0, free())
 
     def _leave(self, entry: _Open) -> None:
         with self._lock:

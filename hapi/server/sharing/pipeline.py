@@ -213,13 +213,36 @@ class Pipeline:
             for pending, pairs in taken.joined.items()
         ]
         part.missing = rows[taken.kept].tolist()  # which came in the moment since they were looked for
+        if self._sound(engine):
+            for pending, claimed in part.claims:
+                self._fill_up(part, pending, len(claimed))
+
+    def _sound(self, engine: Engine) -> bool:
+        """Whether passes have so many samples that their features may be shared; those that lack some are filled."""
+        return self._share.shares and min(len(self._ids), engine.batch) >= SOUND_SAMPLES
+
+    def _fill_up(self, part: Part, pending: PendingBatch, count: int) -> None:
+        """Claim samples that nobody has yet for the rest of a pass, of which others left too few.
+
+        Without them the rest is repeats, which is work for nothing. They are claimed before anything is loaded, so that
+        no two requests share out the last samples of a dataset among passes that both lack some.
+
+        Args:
+            part: the part that the pass is for.
+            pending: the pass's claim.
+            count: samples of that claim.
+        """
+        room = SOUND_SAMPLES - count
+        if room > 0 and count < part.high - part.low:
+            others = self._share.claim_others(self._feeding.count, room, self._feeding.fits_memory)
+            if others is not None:
+                part.others[pending] = others
 
     def _load(self, part: Part, pending: PendingBatch, rows: IntArray, engine: Engine) -> None:
-        sound = self._share.shares and min(len(self._ids), engine.batch) >= SOUND_SAMPLES
         try:
-            inputs = self._feeding.load(part.low + rows, SOUND_SAMPLES if sound else 0)
-            if sound and len(rows) < min(SOUND_SAMPLES, part.high - part.low):
-                self._fill_up(part, pending, len(rows), inputs)
+            inputs = self._feeding.load(part.low + rows, SOUND_SAMPLES if self._sound(engine) else 0)
+            if pending in part.others:
+                self._load_others(part, pending, len(rows), inputs)
         except BaseException:
             self._share.fail(pending)
             if pending in part.others:
@@ -230,26 +253,17 @@ class Pipeline:
         if others is not None:
             others.loaded(lambda: RestOfPass(pending.begin(), len(rows), len(others.ids)))
 
-    def _fill_up(self, part: Part, pending: PendingBatch, first: int, inputs: torch.Tensor) -> None:
-        """Take samples that nobody has yet for the rest of a pass, of which others left too few.
+    def _load_others(self, part: Part, pending: PendingBatch, first: int, inputs: torch.Tensor) -> None:
+        """Load the samples that fill a pass into ``inputs``, [n, ...], from ``first`` on, where repeats are.
 
-        Without them the rest is repeats, which is work for nothing.
-
-        Args:
-            part: the part that the pass is for.
-            pending: the pass's claim.
-            first: samples of that claim.
-            inputs: of the pass, [n, ...]; from ``first`` on repeats.
+        Samples that cannot be read are given up, and the repeats stay.
         """
-        others = self._share.claim_others(self._feeding.count, len(inputs) - first)
-        if others is None:
-            return
+        others = part.others[pending]
         room = torch.empty_like(inputs[first : first + len(others.ids)])
-        if not self._feeding.load_others(others.ids, room):
-            self._share.fail(others)
-            return
-        inputs[first : first + len(others.ids)] = room
-        part.others[pending] = others
+        if self._feeding.load_others(others.ids, room):
+            inputs[first : first + len(others.ids)] = room
+        else:
+            self._share.fail(part.others.pop(pending))
 
     def _collect(self, part: Part) -> None:
         """Wait for the claims of the part, its own first."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOUND_SAMPLES = 16
 """Samples of a forward pass from which on features have the same bits whatever the pass's size (decision 0009). Those
-of smaller passes are neither shared nor kept, and requests for fewer samples take nothing that was."""
+of smaller passes are not kept, and are shared only with requests for just these samples in the same order."""
 
 
 class RequestShare:
@@ -37,6 +37,7 @@ class RequestShare:
         form: LabelForm = SINGLE,
         cache: FeatureCache | None = None,
         keep: Callable[[IntArray, Bytes, LabelArray], None] | None = None,
+        fewest: int = SOUND_SAMPLES,
     ) -> None:
         """Use ``table`` and ``cache``.
 
@@ -48,6 +49,7 @@ class RequestShare:
             form: of the labels.
             cache: the disk's features of that key, if any are kept.
             keep: keeps ids, features and labels on the disk, if they are to be kept.
+            fewest: samples of a forward pass whose features may be shared.
         """
         self.shares = digest is not None
         self._table = table if self.shares else SharingTable(0)
@@ -57,6 +59,7 @@ class RequestShare:
         self._form = form
         self._cache = cache if self.shares else None
         self._keep = keep if self.shares else None
+        self._fewest = fewest
         self._lock = threading.Lock()
         self._claims: set[PendingBatch] = set()
         self._closed = False
@@ -96,7 +99,7 @@ class RequestShare:
         with self._lock:
             if self._closed:
                 raise BadRequestError("the client went away")
-            table = self._table if max_samples >= SOUND_SAMPLES else SharingTable(0)
+            table = self._table if max_samples >= self._fewest else SharingTable(0)
             taken = table.take(self._key, ids, self._interest, max_samples, join=join)
             self._claims.update(pending for pending, _ in taken.claims)
         return taken
@@ -110,7 +113,7 @@ class RequestShare:
             labels: n of them.
             fitted: samples of the forward pass that computed them.
         """
-        sound = fitted >= SOUND_SAMPLES
+        sound = fitted >= self._fewest
         if sound and (self._keep is not None or self._table.max_bytes):
             features = features.copy()
         if sound and self._keep is not None:
@@ -119,25 +122,31 @@ class RequestShare:
         with self._lock:
             self._claims.discard(pending)
 
-    def claim_others(self, count: int, wanted: int) -> PendingBatch | None:
+    def claim_others(
+        self, count: int, wanted: int, admitted: Callable[[IntArray], Flags]
+    ) -> PendingBatch | None:
         """Claim samples that nobody has or computes, for a forward pass that has room for them.
 
         Args:
             count: samples of the dataset.
             wanted: most samples to claim.
+            admitted: tells which of some samples may be claimed.
 
         Returns:
             The claim; None when there are none.
         """
+        found = np.empty(0, dtype=np.int64)
+        for others in self._table.others(self._key, count):
+            others = others[~self._on_disk(others)]
+            found = np.concatenate([found, others[admitted(others)][: wanted - len(found)]])
+            if len(found) == wanted:
+                break
         with self._lock:
             if self._closed:
                 return None
-            pending = self._table.claim_others(self._key, count, wanted, self._interest)
+            pending = self._table.take_others(self._key, found, self._interest)
             if pending is not None:
                 self._claims.add(pending)
-        if pending is not None and self._on_disk(pending.ids).any():
-            self.fail(pending)
-            return None
         return pending
 
     def fail(self, pending: PendingBatch) -> None:

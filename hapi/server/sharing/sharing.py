@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 
 from hapi.arrays import Bytes, IntArray, LabelArray
@@ -53,17 +54,18 @@ class Sharing(Closing):
     ) -> Iterator[RequestShare]:
         """Lend a request its share for the block; its claims are over at the end.
 
-        Requests that time layers share nothing, since their answers are measurements.
+        Requests that time layers share nothing, since their answers are measurements. One for fewer than
+        :data:`SOUND_SAMPLES` samples shares with its equals: in any other pass its samples would get other last bits.
         """
         with ExitStack() as resources:
             counts, keep, cache, digest = SourceCounts(self.counts), None, None, None
             small = len(request.ids) < SOUND_SAMPLES
-            if not (request.time_layers or small) and (self.table.max_bytes or self.caches is not None):
+            if not request.time_layers and (self.table.max_bytes or self.caches is not None):
                 key = feature_key(request, sizes, self._code, tf32=self._tf32)
-                digest = key.digest
-                # Files of others may be edited without another version, and a hit would not read them.
-                packed = dataset.manifest.in_place is None
-                if self.caches is not None and packed and not _draws_anew(request):
+                digest = f"{key.digest}/{request.ids.tobytes().hex()}" if small else key.digest
+                # Files of others, and code whose source cannot be read, may be changed without another key.
+                lasting = dataset.manifest.in_place is None and not sizes.unread_code
+                if self.caches is not None and lasting and not small and not _draws_anew(request):
                     cache = resources.enter_context(self.caches.of(key, dataset.count, dataset.label_form))
                     keep = self._keep(self.caches, key, dataset)
             share = RequestShare(
@@ -74,6 +76,7 @@ class Sharing(Closing):
                 form=dataset.label_form,
                 cache=cache,
                 keep=keep,
+                fewest=min(SOUND_SAMPLES, len(np.unique(request.ids))),
             )
             resources.callback(share.close)
             yield share
@@ -110,7 +113,8 @@ def make_sharing(settings: ServiceSettings, host_budget: int, code: str, workers
                 "give a larger --cos-batch, or none"
             )
         folder = CacheFolder.open(settings.cache_dir, settings.cache_size, "--cache-dir")
-        caches = FeatureCaches(folder, settings.cache_memory, codec=settings.cache_codec)
+        made_with = f"{workers.arithmetic}; passes of {SOUND_SAMPLES} samples or more"
+        caches = FeatureCaches(folder, settings.cache_memory, codec=settings.cache_codec, made_with=made_with)
     table = SharingTable(shared_bytes(settings.share_memory, host_budget))
     kinds = sorted({device_kind(worker.device.device) for worker in workers.all})
     return Sharing(table, caches, code=code, device=",".join(kinds), tf32=settings.tf32)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,8 +23,8 @@ RETENTION_SECONDS = 300.0
 """Seconds for which features are kept at most: jobs of one prefix that run side by side are rarely further apart."""
 SAMPLE_BYTES = 256
 """Bytes of the table itself for each sample in it."""
-LOOKED_AT = 1024
-"""Most samples that are looked at in one search for unclaimed ones."""
+LOOKED_AT = 1 << 14
+"""Samples of the dataset that one step of a search for unclaimed ones looks at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,37 @@ class _Block:
     @property
     def nbytes(self) -> int:
         return self.features.nbytes + SAMPLE_BYTES * len(self.ids)
+
+
+class _Shelf:
+    """Samples of one key that are recent or under way."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, PendingBatch | tuple[_Block, int]] = {}
+        self.next = 0
+        """Sample from which the next search for unclaimed ones begins."""
+        self._has: Flags | None = None
+        """Which samples are here, once somebody has searched for others; bool [samples of the dataset]."""
+
+    def add(self, ids: IntArray, pending: PendingBatch) -> None:
+        """Note that ``pending`` has samples ``ids``, but for those that are here."""
+        for sample in ids.tolist():
+            self.entries.setdefault(sample, pending)
+        if self._has is not None:
+            self._has[ids] = True
+
+    def remove(self, sample: int) -> None:
+        """Forget a sample that is here."""
+        del self.entries[sample]
+        if self._has is not None:
+            self._has[sample] = False
+
+    def absent(self, start: int, stop: int, count: int) -> IntArray:
+        """Return the samples from ``start`` to ``stop``, of a dataset of ``count``, that are not here."""
+        if self._has is None:
+            self._has = np.zeros(count, dtype=np.bool_)
+            self._has[list(self.entries)] = True
+        return np.flatnonzero(~self._has[start:stop]) + start
 
 
 @dataclass
@@ -73,9 +105,8 @@ class SharingTable:
         self._max_seconds = max_seconds
         self._now = now
         self._lock = threading.Lock()
-        self._entries: dict[str, dict[int, PendingBatch | tuple[_Block, int]]] = {}
-        self._next: dict[str, int] = {}
-        """Sample from which the next search for unclaimed ones begins, by key."""
+        self._shelves: dict[str, _Shelf] = {}
+        """By key; none is empty."""
         self._blocks: deque[_Block] = deque()
         self._bytes = 0
 
@@ -91,49 +122,67 @@ class SharingTable:
         """Samples that are being computed."""
         with self._lock:
             return sum(
-                isinstance(e, PendingBatch) for entries in self._entries.values() for e in entries.values()
+                isinstance(e, PendingBatch)
+                for shelf in self._shelves.values()
+                for e in shelf.entries.values()
             )
 
     def unclaimed(self, key: str, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are neither recent nor under way; bool [n]."""
         with self._lock:
-            entries = self._entries.get(key, {})
+            entries = self._entries(key)
             return np.array([i not in entries for i in ids.tolist()], dtype=np.bool_)
 
-    def claim_others(self, key: str, count: int, wanted: int, owner: Interest) -> PendingBatch | None:
-        """Claim samples of the dataset that are neither recent nor under way, whoever may want them.
+    def others(self, key: str, count: int) -> Iterator[IntArray]:
+        """Yield samples that are neither recent nor under way, once around the dataset, whoever may want them.
+
+        The search begins where :meth:`take_others` took the last ones. A key of which nothing is here has none.
 
         Args:
             key: identity of the features.
             count: samples of the dataset.
-            wanted: most samples to claim.
+        """
+        with self._lock:
+            shelf = self._shelves.get(key)
+            start = 0 if shelf is None else shelf.next % count
+        steps = [*range(start, count, LOOKED_AT), count]
+        steps += [*range(0, start, LOOKED_AT), start] if start else []
+        for low, high in pairwise(steps):
+            if low >= high:  # from the end back to the beginning
+                continue
+            with self._lock:
+                shelf = self._shelves.get(key)
+                if shelf is None or len(shelf.entries) >= count:
+                    return
+                found = shelf.absent(low, high, count)
+            if len(found):
+                yield found
+
+    def take_others(self, key: str, ids: IntArray, owner: Interest) -> PendingBatch | None:
+        """Claim those of samples ``ids`` that are neither recent nor under way.
+
+        Args:
+            key: identity of the features, of which something is here.
+            ids: int64 [n], each once.
             owner: of the request that will compute them.
 
         Returns:
-            The claim; None when a bounded search, which goes on where the last one ended, finds none.
+            The claim; None when nothing is left to claim.
         """
-        found: list[int] = []
         with self._lock:
-            entries, first = self._entries.get(key), self._next.get(key, 0)
-            if entries is None:
+            shelf = self._shelves.get(key)
+            free = ids[[i not in shelf.entries for i in ids.tolist()]] if shelf is not None else ids[:0]
+            if shelf is None or not len(free):
                 return None
-            looked = 0
-            while looked < min(count, LOOKED_AT) and len(found) < wanted:
-                sample = (first + looked) % count
-                looked += 1
-                if sample not in entries:
-                    found.append(sample)
-            self._next[key] = (first + looked) % count
-            if not found:
-                return None
-            pending = PendingBatch(np.array(found, dtype=np.int64), owner)
-            entries.update(dict.fromkeys(found, pending))
+            pending = PendingBatch(free, owner)
+            shelf.add(free, pending)
+            shelf.next = int(free[-1]) + 1
         return pending
 
     def recent(self, key: str, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are recent; bool [n]."""
         with self._lock:
-            entries = self._entries.get(key, {})
+            entries = self._entries(key)
             return np.array([isinstance(entries.get(i), tuple) for i in ids.tolist()], dtype=np.bool_)
 
     def read(self, key: str, ids: IntArray, out: Bytes) -> Flags:
@@ -146,7 +195,7 @@ class SharingTable:
         sources: dict[_Block, tuple[list[int], list[int]]] = {}
         with self._lock:
             self._expire()
-            entries = self._entries.get(key, {})
+            entries = self._entries(key)
             for row, sample in enumerate(ids.tolist()):
                 entry = entries.get(sample)
                 if isinstance(entry, tuple):
@@ -170,7 +219,7 @@ class SharingTable:
         """
         taken, free = Taken(), list[int]()
         with self._lock:
-            entries = self._entries.get(key, {}) if self.max_bytes else {}
+            entries = self._entries(key) if self.max_bytes else {}
             for row, sample in enumerate(ids.tolist()):
                 entry = entries.get(sample)
                 if entry is None or not join:
@@ -185,9 +234,7 @@ class SharingTable:
                 pending = PendingBatch(ids[rows], owner)
                 taken.claims.append((pending, rows))
                 if self.max_bytes:
-                    entries = self._entries.setdefault(key, {})
-                    for sample in pending.ids.tolist():
-                        entries.setdefault(sample, pending)
+                    self._shelves.setdefault(key, _Shelf()).add(pending.ids, pending)
         return taken
 
     def publish(self, key: str, pending: PendingBatch, features: Bytes | None) -> None:
@@ -202,14 +249,16 @@ class SharingTable:
         if block is not None and block.nbytes > self.max_bytes:
             block = None
         with self._lock:
-            entries = self._entries.setdefault(key, {})
+            shelf = self._shelves.setdefault(key, _Shelf())
+            if block is not None:
+                shelf.add(pending.ids, pending)
             for place, sample in enumerate(pending.ids.tolist()):
-                if entries.get(sample, pending) is not pending:
+                if shelf.entries.get(sample) is not pending:
                     continue
                 if block is None:
-                    entries.pop(sample, None)
+                    shelf.remove(sample)
                 else:
-                    entries[sample] = block, place
+                    shelf.entries[sample] = block, place
             if block is not None:
                 self._blocks.append(block)
                 self._bytes += block.nbytes
@@ -232,14 +281,17 @@ class SharingTable:
     def _drop_oldest(self) -> None:
         block = self._blocks.popleft()
         self._bytes -= block.nbytes
-        entries = self._entries.get(block.key, {})
+        shelf = self._shelves.get(block.key, _Shelf())
         for sample in block.ids.tolist():
-            entry = entries.get(sample)
+            entry = shelf.entries.get(sample)
             if isinstance(entry, tuple) and entry[0] is block:
-                del entries[sample]
+                shelf.remove(sample)
         self._tidy(block.key)
 
+    def _entries(self, key: str) -> Mapping[int, PendingBatch | tuple[_Block, int]]:
+        shelf = self._shelves.get(key)
+        return {} if shelf is None else shelf.entries
+
     def _tidy(self, key: str) -> None:
-        if key in self._entries and not self._entries[key]:
-            del self._entries[key]
-            self._next.pop(key, None)
+        if key in self._shelves and not self._shelves[key].entries:
+            del self._shelves[key]

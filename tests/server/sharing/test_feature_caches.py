@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.feature_tools import COUNT, KEY, SAMPLE_BYTES
 from support.harness import server
 from support.http_tools import EXTRACT, TENSORS, Known, exchange
 from support.sharing_tools import Extracted, extracted, parsed, sharing_service
 
+from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
+from hapi.cache.folder import CacheFolder
 from hapi.data.manifest import InPlace
 from hapi.errors import UsageError
+from hapi.models.graph.layers import LayeredModel
 from hapi.server.service import Service
 from hapi.server.sharing.caches import FeatureCaches
+from hapi.wire.labels import SINGLE
 from hapi.wire.references import Augmentation
 
 IDS = list(range(32))
@@ -48,6 +55,18 @@ def test_features_of_files_of_others_are_not_kept(folder: Path, known: Known, tm
             extracted(service, known, IDS)
             settled(service)
         assert service.sharing.counts.all()["computed"] == 64 and not segments(tmp_path)
+
+
+def test_features_of_code_that_cannot_be_read_are_not_kept(
+    folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may change from server to server, and the digest of the layers would not tell."""
+    monkeypatch.setattr(LayeredModel, "unread_code", lambda self, split: (self.layers[0], "mynet.Gate"))
+    with sharing_service(folder, cache_dir=str(tmp_path / "cache")) as service:
+        extracted(service, known, IDS)
+        settled(service)
+        assert extracted(service, known, IDS).report.kept == 32, "by this server, which has one version of it"
+        assert not segments(tmp_path)
 
 
 def test_a_later_server_computes_nothing_and_loads_no_layers(
@@ -159,6 +178,25 @@ def test_keys_are_closed_the_longest_unused_first(folder: Path, known: Known, tm
         assert next(iter(caches._open.values())).cache.key.cut == 3
         counts = service.sharing.counts.all()
         assert (counts["computed"], counts["cache"]) == (32, 16)
+
+
+def test_memory_is_of_all_open_keys_together(tmp_path: Path) -> None:
+    each = COUNT * (SAMPLE_BYTES + SINGLE.nbytes)
+    keys = [replace(KEY, prefix=letter * 32) for letter in "bcde"]
+    caches = FeatureCaches(CacheFolder.open(tmp_path / "cache", 1 << 20), 2 * each)
+
+    def taken(key: FeatureKey) -> int:
+        with caches.of(key, COUNT, SINGLE) as cache:
+            assert cache is not None
+            assert sum(entry.cache.memory_bytes for entry in caches._open.values()) <= 2 * each
+            return cache.memory_bytes
+
+    with closing(caches):
+        with caches.of(keys[0], COUNT, SINGLE):
+            assert [taken(key) for key in keys[1:]] == [each] * 3, "those that nobody uses make room"
+            with caches.of(keys[3], COUNT, SINGLE):
+                assert taken(keys[1]) == 0, "those in use do not"
+        assert taken(keys[2]) == each
 
 
 def test_settings_that_would_keep_nothing_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -113,13 +113,57 @@ def test_a_sample_that_is_asked_for_twice_is_computed_once(service: Service, kno
     assert same(extracted(service, known, ids), found)
 
 
-def test_small_requests_and_those_that_time_layers_share_nothing(service: Service, known: Known) -> None:
-    extracted(service, known, ALL[:16])
-    for changes in ({"ids": ALL[:15]}, {"ids": ALL[:16], "time_layers": True}):
+def test_the_last_samples_are_one_pass_although_one_of_them_is_long(
+    service: Service, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests lack a sample each: the first takes all that is left, but for what does not fit its memory."""
+    monkeypatch.setattr(Feeding, "fits_memory", lambda self, ids: ids != 35)
+    extracted(service, known, ALL[:32])
+    stopped = opened(service, known, [*ALL[1:16], 32])
+    next(stopped.frames)  # the pass is made; its rest is not sent
+    assert computed(service) == 32 + 16
+    extracted(service, known, [*ALL[1:16], 33])
+    assert computed(service) == 32 + 16, "the first pass had it"
+    body_of(stopped)
+    extracted(service, known, [*ALL[1:16], 35])
+    assert computed(service) == 32 + 16 + 16, "with repeats, as nothing is left"
+
+
+def test_those_that_time_layers_share_nothing(service: Service, known: Known) -> None:
+    for _ in range(2):
         before = computed(service)
-        ids = changes.pop("ids")
-        assert extracted(service, known, ids, **changes).report.shared == 0  # type: ignore[arg-type]
-        assert computed(service) == before + len(ids)  # type: ignore[arg-type]
+        assert extracted(service, known, ALL[:16], time_layers=True).report.shared == 0
+        assert computed(service) == before + 16
+
+
+def test_small_requests_share_with_their_equals_alone(
+    service: Service, known: Known, alone: Callable[[list[int]], Extracted]
+) -> None:
+    """A pass of fewer than 16 samples gives other last bits than another pass with these samples."""
+    extracted(service, known, ALL[:16])
+    for ids in (ALL[:15], ALL[:14], ALL[:15][::-1], [1, 2, 1]):
+        before = computed(service)
+        first, again = extracted(service, known, ids), extracted(service, known, ids)
+        assert computed(service) == before + len(set(ids))
+        assert (first.report.shared, again.report.kept) == (0, len(set(ids)))
+        assert same(first, alone(ids)) and same(again, alone(ids))
+    before = computed(service)
+    assert extracted(service, known, ALL[8:24]).report.kept == 8
+    assert computed(service) == before + 16, "those of small passes are nobody else's"
+
+
+def test_small_requests_at_once_are_one_pass(
+    service: Service, known: Known, decoding: Gate, alone: Callable[[list[int]], Extracted]
+) -> None:
+    expected, before = alone(ALL[:5]), decoding.calls
+    decoding.hold = before
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(extracted, service, known, ALL[:5])
+        assert decoding.reached.wait(60)
+        second = pool.submit(extracted, service, known, ALL[:5])
+        decoding.opened.set()
+        found = [first.result(60), second.result(60)]
+    assert all(same(each, expected) for each in found) and computed(service) == 5
 
 
 def test_other_layers_transforms_and_weights_share_nothing(service: Service, known: Known) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hapi.arrays import Bytes, IntArray
 from hapi.errors import BadRequestError
 from hapi.server.sharing import claims as claims_module
+from hapi.server.sharing import table as table_module
 from hapi.server.sharing.claims import PendingBatch
 from hapi.server.sharing.table import SAMPLE_BYTES, SharingTable
 from hapi.waiting import Interest
@@ -83,6 +84,21 @@ def test_a_failed_claim_leaves_its_samples_to_others() -> None:
     assert joined.wait(Interest()) is None
     assert taken_by(table, 2) is not pending
     assert table.nbytes == 0
+
+
+def test_samples_that_nobody_has_are_found_once_around_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "LOOKED_AT", 4)
+    table = SharingTable(1 << 20)
+    assert not list(table.others("k", 20)) and table.take_others("k", ids_of(1), Interest()) is None
+    taken_by(table, *range(3, 18))
+    assert [found.tolist() for found in table.others("k", 20)] == [[0, 1, 2], [18, 19]]
+    claimed = table.take_others("k", ids_of(17, 18), Interest())
+    assert claimed is not None and claimed.ids.tolist() == [18], "17 is under way"
+    assert [found.tolist() for found in table.others("k", 20)] == [[19], [0, 1, 2]], "on from where it was"
+    table.publish("k", claimed, None)
+    assert [found.tolist() for found in table.others("k", 20)] == [[19], [0, 1, 2], [18]]
+    taken_by(table, 0, 1, 2, 18, 19)
+    assert not list(table.others("k", 20))
 
 
 def test_claims_are_cut_to_the_batch() -> None:
@@ -217,3 +233,6 @@ def test_random_schedules_agree_with_a_simple_model(
         if join:  # each sample is computed once: then the model knows exactly
             assert set(everything[read].tolist()) == known()
             assert set(everything[~table.unclaimed("k", everything)].tolist()) == known() | set(way)
+            others = [sample for found in table.others("k", 8) for sample in found.tolist()]
+            there = known() | set(way)
+            assert sorted(others) == ([] if not there else [i for i in range(8) if i not in there])
