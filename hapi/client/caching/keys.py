@@ -29,6 +29,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
 from hapi.models.graph.numbering import Layer
+from hapi.models.graph.user_code import unread_layer
 from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
@@ -158,7 +159,7 @@ def feature_key(
             f"files of dataset {description.reference.name!r} at {edited[0]} changed or moved since they were indexed; "
             "index it again with --replace"
         )
-    unread = job_context.model.unread_code(cut)
+    unread = unread_layer(job_context.model, cut)
     if unread is not None:
         layer, name = unread
         return Refusal(

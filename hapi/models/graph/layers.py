@@ -19,12 +19,11 @@ from hapi.models.graph.architecture import Architecture, LayerIdentity, architec
 from hapi.models.graph.blocks import select_layers, trace_or_chain
 from hapi.models.graph.cuts import Crossings, Cut, find_cuts
 from hapi.models.graph.digest import DIGEST_DIGITS, FORMAT, TensorDigests, plain_tensors, structure_text
-from hapi.models.graph.numbering import Layer, Numbering, element_count
+from hapi.models.graph.numbering import Numbering, element_count
 from hapi.models.graph.rounding import Rounding
 from hapi.models.graph.segment import Segment, compile_slice, slice_nodes
 from hapi.models.graph.tensor_table import TensorTable
 from hapi.models.graph.tracing import Traced
-from hapi.models.graph.user_code import unread_code
 from hapi.models.graph.views import build_tree, shadow
 from hapi.models.paper_families import PAPER_FREEZE
 
@@ -255,14 +254,6 @@ class LayeredModel:
         if self._architecture is None:
             self._architecture = architecture_of(self.module, self._eval, self.traced.constants)
         return layer_identities(self._architecture, self._numbering.ends()[0], self._digest_of_any)
-
-    def unread_code(self, split: int) -> tuple[Layer, str] | None:
-        """The first of layers 1..``split`` with a user's code whose source cannot be read, and that code's name."""
-        for layer in self.layers[:split]:
-            in_eval, in_train = self._numbering.nodes(layer.index)
-            if (name := unread_code(self.module, [*in_eval, *in_train])) is not None:
-                return layer, name
-        return None
 
     def remember_digest(self, name: str, digest: str) -> None:
         """Note that tensor ``name``'s present content has ``digest``, so that it is not computed again."""

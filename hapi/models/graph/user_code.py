@@ -20,15 +20,18 @@ import json
 import linecache
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
 
 from hapi.models.tensors import tensor_bytes
+
+if TYPE_CHECKING:
+    from hapi.models.graph.layers import LayeredModel
+    from hapi.models.graph.numbering import Layer
 
 LIBRARIES = frozenset(("torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names)) - {
     "__main__"
@@ -68,15 +71,24 @@ def user_code(thing: Any) -> str | None:
     return hashlib.sha256(json.dumps(sorted(texts.values())).encode()).hexdigest()[:DIGITS]
 
 
-def unread_code(module: nn.Module, nodes: Iterable[fx.Node]) -> str | None:
-    """Return the name of a user's class or function that ``nodes`` run and whose source cannot be read, if any."""
-    for node in nodes:
-        called = [] if isinstance(node.target, str) else [node.target]
-        if node.op == "call_module":
-            called = [type(inner) for inner in module.get_submodule(str(node.target)).modules()]
-        for thing in called:
-            if user_code(thing) is None:
-                return f"{thing.__module__}.{thing.__qualname__}"
+def unread_layer(model: LayeredModel, split: int) -> tuple[Layer, str] | None:
+    """Find code of which the digests of ``model`` know the name alone, as its source cannot be read.
+
+    Args:
+        model: the model.
+        split: the last layer that is looked at.
+
+    Returns:
+        The first layer that runs such code, and the name of that class or function; None if there is none.
+    """
+    for layer, nodes in zip(model.layers[:split], model.layer_nodes(), strict=False):
+        for node in nodes:
+            called = [] if isinstance(node.target, str) else [node.target]
+            if node.op == "call_module":
+                called = [type(inner) for inner in model.module.get_submodule(str(node.target)).modules()]
+            for thing in called:
+                if user_code(thing) is None:
+                    return layer, f"{thing.__module__}.{thing.__qualname__}"
     return None
 
 

@@ -18,6 +18,7 @@ import torch
 from hapi.errors import ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import in_precision
+from hapi.models.graph.user_code import unread_layer
 from hapi.profiler.work import LayerWork, layer_work
 from hapi.repository.built import prefix_bytes
 from hapi.repository.repository import structure_of
@@ -97,7 +98,7 @@ class Sizing:
                 return kept
         whole = structure_of(request.model, request.split, self._store, self._allow)
         model = in_precision(whole, request.precision, self._device)
-        unread = whole.unread_code(len(whole))
+        unread = unread_layer(whole, len(whole))
         readable = len(whole) if unread is None else unread[0].index - 1
         found = (model, _work(model, self._device.type), readable)
         with self._lock:

@@ -18,7 +18,7 @@ from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
 from hapi.data.manifest import InPlace
 from hapi.errors import UsageError
-from hapi.models.graph.layers import LayeredModel
+from hapi.server.device import sizing
 from hapi.server.service import Service
 from hapi.server.sharing.caches import FeatureCaches
 from hapi.wire.labels import SINGLE
@@ -61,7 +61,7 @@ def test_features_of_code_that_cannot_be_read_are_not_kept(
     folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may change from server to server, and the digest of the layers would not tell."""
-    monkeypatch.setattr(LayeredModel, "unread_code", lambda self, split: (self.layers[0], "mynet.Gate"))
+    monkeypatch.setattr(sizing, "unread_layer", lambda model, split: (model.layers[0], "mynet.Gate"))
     with sharing_service(folder, cache_dir=str(tmp_path / "cache")) as service:
         extracted(service, known, IDS)
         settled(service)
