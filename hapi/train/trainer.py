@@ -144,7 +144,13 @@ class Trainer:
                 raise
             early = self.progress.epoch < self.session.settings.epochs
             self._note_end("stopped early" if early else "finished", self._stop_reason() if early else "")
-            self.keeper.last(self._position)
+            try:
+                self.keeper.last(self._position)
+            except DivergedError:
+                raise
+            except HapiError:
+                self._write_models()  # smaller, so they may fit where the checkpoint does not
+                raise
             self._write_models()
 
     def save_model(self, path: str | Path, *, best: bool = False) -> None:

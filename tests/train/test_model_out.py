@@ -17,9 +17,10 @@ from hapi.api.inference import evaluate, predict_dataset
 from hapi.api.model_files import load_model
 from hapi.api.models import push
 from hapi.data.mount import open_dataset
-from hapi.errors import UsageError
+from hapi.errors import HapiError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.server.service import Service
+from hapi.train.checkpoints import checkpoint
 from hapi.train.outputs.best import BestEpoch
 
 
@@ -134,3 +135,19 @@ def test_the_best_epoch() -> None:
             module.weight.fill_(number)
         plain.offer({"loss": loss}, module)
     assert plain.trained["weight"].item() == 1
+
+
+def test_the_models_are_written_where_the_last_checkpoint_does_not_fit(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, **named: Any) -> None:
+        raise HapiError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(HapiError, match="no space left"):
+        trained(service, tmp_path / "run", split=0, epochs=1, patience=0)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "best.safetensors",
+        "model.safetensors",
+    ]
+    assert load_model(tmp_path / "run" / "model.safetensors").card.epoch == 1
