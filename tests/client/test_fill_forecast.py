@@ -39,7 +39,7 @@ def test_what_an_epoch_leaves_out_comes_in_the_next_one() -> None:
 
 def test_a_line_that_takes_few_batches_keeps_less_of_an_epoch() -> None:
     slow = replace(STATE, rate=15.0 * MB)
-    fine, coarse = seconds_left(slow), seconds_left(replace(slow, batch=30 * MB))
+    fine, coarse = seconds_left(slow), seconds_left(replace(slow, batch=60 * MB))
     assert fine is not None and coarse is not None and coarse > fine
 
 

@@ -110,8 +110,8 @@ def _epoch(state: FillState) -> tuple[float, float]:
     """
     seconds = max(state.coming_seconds, 1e-9)
     brings, sync = state.coming / seconds, max(1.0, state.segment) / (state.rate or _NO_WAIT)
-    # The batch in the writer's hands takes part of the line.
-    most_waits = max(1, state.line // max(1.0, state.batch) - 1) * state.batch
+    # One of the batches is in the writer's hands, of which half was written in the mean.
+    most_waits = (max(1, state.line // max(1.0, state.batch)) - 0.5) * state.batch
     at, kept, waiting = 0.0, 0.0, state.waiting
     need = max(0.0, state.segment - state.in_segment)
     while at < seconds + FLUSH_SECONDS:
