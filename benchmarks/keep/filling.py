@@ -22,6 +22,7 @@ from benchmarks.keep.grid import of_kind
 from benchmarks.keep.slow_folder import slow_folder
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.photos import write_crops
+from benchmarks.testbed.signals import ended_in_order
 from benchmarks.testbed.tiers import environment, last_line
 from hapi.errors import TransportError
 from hapi.ingest.pack import pack
@@ -79,7 +80,7 @@ def measure_fills(results: Results, repeats: int, tell: Callable[[str], None]) -
     todo = [run for number in range(repeats) for run in RUNS if done.count(run.name) <= number]
     if not todo:
         return
-    with tempfile.TemporaryDirectory(prefix="hapi-keep-") as name:
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="hapi-keep-") as name:
         folder = Path(name)
         store = _pack(folder)
         for run in todo:

@@ -21,6 +21,7 @@ from benchmarks.keep.grid import of_kind
 from benchmarks.keep.machines import Machines
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.photos import write_crops
+from benchmarks.testbed.signals import ended_in_order
 from benchmarks.testbed.tiers import environment, last_line
 from hapi.errors import TransportError
 from hapi.ingest.pack import pack
@@ -70,7 +71,7 @@ def measure_machines(results: Results, tell: Callable[[str], None]) -> None:
     """Measure the runs that ``results`` does not hold."""
     done = {record["key"] for record in of_kind(results.records, "one machine")}
     todo = [run for run in RUNS if run.key not in done]
-    with tempfile.TemporaryDirectory(prefix="hapi-keep-") as name:
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="hapi-keep-") as name:
         for run in todo:
             folder = Path(name) / run.key.replace("/", "-")
             folder.mkdir()
