@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.feature_tools import COUNT, KEY, content, features_at, labels, put
 
+from hapi.client.caching.code_watch import CodeWatch
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.filling import ComputedRows, rows_where
 from hapi.client.caching.sources import PassFeatures, byte_rows, in_part
@@ -40,7 +41,8 @@ def test_only_the_part_is_read_and_its_features_are_right(tmp_path: Path) -> Non
             BufferPool(),
             KeptCounts(),
             Tracer(),
-            0.5,
+            CodeWatch(),
+            part=0.5,
         )
         held = source.held(IDS)
         kept = source.read(0, IDS, held)
