@@ -61,7 +61,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 def service_of(jobs: Jobs, **settings: Any) -> Service:
-    options = ServerSettings(store=jobs.known.store.url, device="cpu", **settings)
+    """A service that shares weights, and no features: a model whose features are at hand would not be loaded."""
+    options = ServerSettings(store=jobs.known.store.url, device="cpu", share_memory=0, **settings)
     return Service(options, open_store(jobs.known.store.url))
 
 
