@@ -16,7 +16,7 @@ class KeptPart:
 
     epoch: int
     mode: str
-    """What was kept, as the report has it; empty where it does not say."""
+    """Mode of keeping, as the report has it; empty where it does not say."""
     hits: int
     misses: int
     by_server: int

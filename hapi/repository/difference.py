@@ -79,9 +79,9 @@ def _changes(
             change, tensors = found
             nbytes = sum(second.tensors[name].nbytes for name in tensors if name in second.tensors)
             yield LayerChange(layer=number, name=layer.name, change=change, tensors=tensors, nbytes=nbytes)
-    known = {layer.name for layer in first.layers}
+    known, shared = {layer.name for layer in first.layers}, shared_prefix(second, first).same_weights
     for number, layer in enumerate(second.layers, start=1):
-        if layer.name not in known and number > shared_prefix(second, first).same_weights:
+        if layer.name not in known and number > shared:
             yield _alone(second, number, layer, "only in the second")
 
 

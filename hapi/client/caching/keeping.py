@@ -220,7 +220,7 @@ class Keeping(Closing):
 
     @property
     def mode(self) -> Mode:
-        """What is kept in the pass that is under way."""
+        """Mode of the pass that is under way: what it keeps, and where."""
         features = self._job_context.cache_folder is not None and not self.refusal
         possible = {"keep here": features, "keep samples": bool(self.samples)}
         return self._mode if possible.get(self._mode, True) else "recompute"

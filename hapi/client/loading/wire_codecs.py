@@ -127,7 +127,7 @@ class WireCodecs:
     def _measure(
         self, job: ExtractionJob, features: torch.Tensor, names: Sequence[Codec]
     ) -> tuple[CodecFigures, ...]:
-        """What the codecs achieve on features of ``job``'s split, measured when it is met first."""
+        """Return ratio and speeds of the codecs on features of ``job``'s split, measured when it is met first."""
         if job.split not in self._figures:
             parts = _parts(tensor_bytes(features))
             self._figures[job.split] = measure(parts, job.dtype.itemsize, names)

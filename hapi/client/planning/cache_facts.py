@@ -55,7 +55,7 @@ class CacheFacts:
     wire_codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
     """Codecs measured on what crosses."""
     asked: Callable[[], Snapshot] | None = None
-    """What servers that keep features were asked for; None where they keep none."""
+    """Counts of what servers that keep features were asked for; None where they keep none."""
 
     def __call__(self) -> ReuseFacts:
         """Return the facts as they are now."""

@@ -130,8 +130,7 @@ class SplitController:
 
     def may_open(self, live: int) -> bool:
         """Return whether a batch may open beside ``live`` others: a profile that ends early has few ahead of it."""
-        in_flight = -(-self.job.in_flight // -(-self.job.bs // self.job.request_size))
-        return live <= in_flight or not self._profiling.ends_early
+        return self._profiling.may_open(live, self.job)
 
     # -- told by the training loop -----------------------------------------------------------------------
 
@@ -152,11 +151,10 @@ class SplitController:
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
         if due and not self._profiling.left:
             with self._lock:
-                parts = schedule(
-                    self.strategy, self._late, self._range.splits, batches, self._profile_batches
+                self._profiling.begin(
+                    schedule(self.strategy, self._late, self._range.splits, batches, self._profile_batches),
+                    may_end_early=self.strategy == "auto" and self._profile_batches is None,
                 )
-                early = self.strategy == "auto" and self._profile_batches is None
-                self._profiling.begin(parts, may_end_early=early)
         if self._watch is not None:
             self._watch.restart()
         if self.profile is not None and not self.profiling and self._choose_reuse(epoch) and self.reuse:

@@ -13,7 +13,7 @@ from hapi.client.planning.meter import Meter
 from hapi.client.planning.observe import observed_between
 from hapi.client.settings import ORACLE
 from hapi.profiler.fit import Arrivals, Observed, Sizes, link_rate, profile_of
-from hapi.profiler.profile import Profile
+from hapi.profiler.profile import Job, Profile
 
 FEW_PAGES, SIMILAR = 16, 1.25
 """A batch took new memory when it touched more new pages than this many and so many times the fewest a sample."""
@@ -63,10 +63,12 @@ class Profiling:
         """True when batches have not opened yet."""
         return bool(self._schedule)
 
-    @property
-    def ends_early(self) -> bool:
-        """True while batches are open or to come of a profile that may end before them."""
-        return self._may_end_early and (self.left or self.under_way)
+    def may_open(self, live: int, job: Job) -> bool:
+        """Return whether a batch may open beside ``live`` others: ahead of a profile's end that may come early, no more
+        than the job's requests under way are for.
+        """
+        in_flight = -(-job.in_flight // -(-job.bs // job.request_size))
+        return live <= in_flight or not (self._may_end_early and (self.left or self.under_way))
 
     @property
     def under_way(self) -> bool:

@@ -49,8 +49,8 @@ class ArchitectureGraph:
     configs: tuple[str, ...]
     """Distinct configurations, as text."""
     nodes: tuple[tuple[int, ...], ...]
-    """Of each leaf layer the place of its configuration in ``configs``, then those of its inputs in ``nodes``: in the
-    order of its arguments, all before its own."""
+    """Leaf layers: the place of the configuration in ``configs``, then those of the inputs in ``nodes``, in the order
+    of the arguments, all before its own."""
 
     def structure(self) -> list[bytes]:
         """Return the identity of each leaf layer's structure, 16 bytes each; O(V + E), one hash for each."""

@@ -25,7 +25,7 @@ MODE_NAMES: dict[Mode, str] = {
     "keep there": "features there",
     "keep here": "features here",
 }
-"""What is kept in each mode, for people."""
+"""Names of the modes, for people."""
 RECORD_BYTES = 32
 """Bytes on disk of a sample beside its content: checksum, id and label."""
 LINE_BYTES = 64 << 20
