@@ -24,8 +24,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from support.harness import ServerProcess
 
-    from hapi.client.transport.http import Handler
     from hapi.server.service import Service
+    from hapi.wire.transport.http import Handler
 
 # On a machine with other work a single example may take any time.
 settings.register_profile("hapi", deadline=None)

@@ -30,7 +30,6 @@ from torch import nn
 from benchmarks.testbed.conditions import Spread, conditions
 from hapi.client.memory import status_bytes
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.errors import HapiError
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import SourceOptions, open_source
@@ -41,6 +40,7 @@ from hapi.store.open import open_store
 from hapi.train.callbacks import TrainingCallback
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import LoopbackTransport
 
 GOAL = 0.2
 """Most milliseconds of a batch beside the plain loop's."""

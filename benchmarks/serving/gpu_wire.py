@@ -24,11 +24,11 @@ from benchmarks.serving.wire_server import (
 from benchmarks.testbed.conditions import Spread
 from benchmarks.testbed.processes import sending_process
 from hapi.client.loading.buffers import BufferPool
-from hapi.client.transport.http import HttpTransport
 from hapi.server.context import RequestContext
 from hapi.server.frame_stream import Frames
 from hapi.server.http.app import Application
 from hapi.wire.frames import StreamEnd, byte_view, data_frame, end_frame
+from hapi.wire.transport.http import HttpTransport
 
 FROM_DEVICE, FROM_HOST = "features from the device", "features from host memory"
 SAMPLES = 20 * COS_BATCH

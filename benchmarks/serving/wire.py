@@ -21,11 +21,11 @@ from benchmarks.serving.wire_server import FEATURE_BYTES
 from benchmarks.testbed.bed import Cores
 from benchmarks.testbed.conditions import Spread, conditions, rotated
 from benchmarks.testbed.processes import sending_process
-from hapi.client.transport.http import HttpTransport
 from hapi.errors import TransportError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import EXTRACT_PATH
+from hapi.wire.transport.http import HttpTransport
 
 SOCKET, AIOHTTP, AIOHTTP_READ, HAPI = "plain socket", "aiohttp, iter_any", "aiohttp, read()", "hapi"
 """The ways, in the order of the table."""

@@ -30,12 +30,12 @@ from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import warm_up_libraries
 from hapi.client.planning.split_source import planning_of
 from hapi.client.session import Session
-from hapi.client.transport.http import HttpTransport
 from hapi.config.settings import load
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.profiler.profile import Profile
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.optimizer import make_optimizer
+from hapi.wire.transport.http import HttpTransport
 
 
 class SweepClient:

@@ -25,7 +25,6 @@ import numpy as np
 
 from benchmarks.storage.samples_data import LARGE, NAME
 from hapi.arrays import IntArray
-from hapi.client.transport.http import HttpTransport
 from hapi.data.epoch_order import FULL, EpochOrder, Shuffle, epoch_sequence
 from hapi.data.mount import mount
 from hapi.errors import TransportError, WireError
@@ -33,6 +32,7 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, byte_view
 from hapi.wire.sequences import SequenceRange
+from hapi.wire.transport.http import HttpTransport
 
 RANGE_BYTES = 16 << 20
 """Bytes of a plain download's range: those that a store's best client requests at once."""

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hapi.client.transport.http import Transport
 from hapi.errors import UsageError
 from hapi.wire.frame_reader import ByteSource, FrameReader
+from hapi.wire.transport.http import Transport
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from hapi.api.inference import Labelled, Outputs
 from hapi.api.model_files import LoadedModel
 from hapi.client.session import Session
 from hapi.client.settings import STORE_PREFIX, SessionSettings
-from hapi.client.transport.http import Transport
 from hapi.closing import Closing
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
@@ -20,6 +19,7 @@ from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.build import architecture_of, layers_of
+from hapi.wire.transport.http import Transport
 
 __all__ = ("ServedModel", "open_served")
 

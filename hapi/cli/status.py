@@ -8,11 +8,11 @@ from typing import Any
 
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
-from hapi.client.transport.http import HttpTransport
 from hapi.config.token import read_token
 from hapi.errors import BadRequestError
 from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
+from hapi.wire.transport.http import HttpTransport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -11,15 +11,15 @@ import torch
 from hapi.client.early_checks import local_store
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.transport.embedded_server import EmbeddedServer
-from hapi.client.transport.http import HttpTransport, Transport
 from hapi.client.transport.server_pool import ServerPool
-from hapi.client.transport.slow_server import AnswerLimits
-from hapi.client.transport.urls import is_loopback
 from hapi.errors import HapiError
 from hapi.factories import is_factory
 from hapi.process.machine_id import machine_id
 from hapi.process.processors import processor_count
 from hapi.wire import messages
+from hapi.wire.transport.http import HttpTransport, Transport
+from hapi.wire.transport.slow_server import AnswerLimits
+from hapi.wire.transport.urls import is_loopback
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,6 @@ from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import STRATEGY_NAMES, CacheMode, DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
-from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.codecs.names import LOSSY, NONE, Codec
 from hapi.data.epoch_order import EpochOrder, Shuffle
@@ -34,6 +33,7 @@ from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import Precision, TransformSpec
+from hapi.wire.transport.http import Transport
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ import torch
 
 from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
-from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
@@ -29,6 +28,7 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, given_name
+from hapi.wire.transport.http import Transport
 
 PUSH_SECONDS = 120.0
 """Longest wait for another job that pushes the same weights."""

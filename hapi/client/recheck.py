@@ -29,7 +29,6 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.prefetcher import Batch, Fetched
 from hapi.client.loading.receiver import checked_samples, stored_buffers
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
-from hapi.client.transport.http import Transport
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import DataError, HapiError, WireError
 from hapi.wire import messages
@@ -37,6 +36,7 @@ from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd, byte_view
 from hapi.wire.labels import equal_labels
 from hapi.wire.samples import Samples
+from hapi.wire.transport.http import Transport
 
 log = logging.getLogger("hapi.client")
 

@@ -37,7 +37,6 @@ from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
 from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings
-from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
 from hapi.config.settings import checked
@@ -47,6 +46,7 @@ from hapi.errors import UsageError
 from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelKind
+from hapi.wire.transport.http import Transport
 
 log = logging.getLogger("hapi.client")
 

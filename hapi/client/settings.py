@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 from hapi.codecs.names import CacheCodec
 from hapi.config.settings import setting, with_other_names
 from hapi.profiler.reuse.facts import MOST_PRICE, PRICES, Objective, Prices
 from hapi.profiler.strategies import PLANNERS
 from hapi.wire.references import Precision
+from hapi.wire.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 
 OnOff = Literal["on", "off"]
 CacheMode = Literal["auto", "on", "off"]

@@ -11,9 +11,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import obstore
 from obstore import exceptions
@@ -32,6 +30,7 @@ from hapi.store.base import (
     check_prefix,
     nothing,
 )
+from hapi.store.coalesce import Fetch, coalesced, fetch_all
 from hapi.store.connect import connect
 from hapi.store.error_mapping import FOREIGN, is_other_range, store_error
 from hapi.store.locking.lock_objects import StoreLockObjects
@@ -39,10 +38,6 @@ from hapi.store.locking.locks import LockObjects
 from hapi.store.remote_listing import Listing
 from hapi.waiting import moved
 
-COALESCE_GAP = 256 << 10
-"""Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
-SLICE_BYTES = 16 << 20
-"""Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
 MOST_LOST = 8 * PARALLEL_REQUESTS
 """Most threads in hung requests whose caller was given up."""
@@ -54,33 +49,6 @@ RANGE_TRIES = 3
 """Tries of a range when fewer bytes come than it has."""
 _MARKS = ("e_tag", "version")
 """Fields that identify one state of an object; each store compares those that it has."""
-
-
-@dataclass(frozen=True)
-class _PartSlice:
-    """A part, or a piece of one that is too large for one request."""
-
-    key: str
-    start: int
-    out: memoryview
-    number: int
-    """Number of the part."""
-    last: bool
-    """True for the last piece of its part."""
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.out)
-
-
-@dataclass(frozen=True)
-class _Fetch:
-    """One request: bytes ``start..stop`` of ``key``, from which ``parts`` are cut."""
-
-    key: str
-    start: int
-    stop: int
-    parts: list[_PartSlice]
 
 
 class RemoteStore(ObjectStore):
@@ -116,32 +84,9 @@ class RemoteStore(ObjectStore):
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         """Fill every part; nearby ranges are fetched as one, large ones in pieces side by side."""
-        fetches = _coalesced(parts)
-        if len(fetches) == 1:
-            self._fetch(fetches[0])
-            self._tell(fetches[0], then)
-        else:
-            running: list[Future[None]] = []
-            try:
-                for fetch in fetches:
-                    running.append(self._workers.submit(self._fetch, fetch))
-                for fetch, done in zip(fetches, running, strict=True):
-                    done.result()
-                    self._tell(fetch, then)
-            finally:
-                # After a failure the caller's memory is given back: nobody may write there any more.
-                _until_ended([fetching for fetching in running if not fetching.cancel()])
-        for number, part in enumerate(parts):
-            if not part.out.nbytes:
-                then(number)
+        fetch_all(parts, coalesced(parts), self._fetch, self._workers, then)
 
-    def _tell(self, fetch: _Fetch, then: Then) -> None:
-        """A part is there with the last of its pieces: they are fetched in their order, and waited for in it."""
-        for part_slice in fetch.parts:
-            if part_slice.last:
-                then(part_slice.number)
-
-    def _fetch(self, fetch: _Fetch) -> None:
+    def _fetch(self, fetch: Fetch) -> None:
         """Send one request. It is repeated when the wrong bytes come, since something on the way may be at
         fault.
         """
@@ -161,7 +106,7 @@ class RemoteStore(ObjectStore):
             "the object is shorter than it should be"
         )
 
-    def _receive(self, fetch: _Fetch) -> int:
+    def _receive(self, fetch: Fetch) -> int:
         """Bytes that came for a fetch: each stretch is put where it belongs while the processor has it in its cache."""
         answer = obstore.get(self._store, check_key(fetch.key), options={"range": (fetch.start, fetch.stop)})
         at, first, parts = fetch.start, 0, fetch.parts
@@ -302,45 +247,3 @@ class RemoteStore(ObjectStore):
             raise
         except FOREIGN as error:
             raise store_error(error, self.url, key, self._connection) from error
-
-
-def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
-    """Requests that cover ``parts``: near ranges joined, large ones split."""
-    fetches: list[_Fetch] = []
-    for part in sorted(_split(parts), key=lambda p: (p.key, p.start)):
-        stop = part.stop
-        last = fetches[-1] if fetches else None
-        if (
-            last is not None
-            and last.key == part.key
-            and part.start - last.stop <= COALESCE_GAP
-            and max(stop, last.stop) - last.start <= SLICE_BYTES
-        ):
-            last.parts.append(part)
-            fetches[-1] = _Fetch(last.key, last.start, max(stop, last.stop), last.parts)
-        else:
-            fetches.append(_Fetch(part.key, part.start, stop, [part]))
-    return fetches
-
-
-def _split(parts: Sequence[ReadPart]) -> Iterator[_PartSlice]:
-    for number, part in enumerate(parts):
-        out = part.out.cast("B")
-        for first in range(0, len(out), SLICE_BYTES):
-            part_slice = out[first : first + SLICE_BYTES]
-            yield _PartSlice(
-                part.key, part.start + first, part_slice, number, first + SLICE_BYTES >= len(out)
-            )
-
-
-def _until_ended(running: Sequence[Future[None]]) -> None:
-    """Wait, also when Ctrl-C is pressed meanwhile: that is heard afterwards, and the store's time limits bound it."""
-    interrupted: KeyboardInterrupt | None = None
-    while True:
-        try:
-            wait(running)
-            break
-        except KeyboardInterrupt as interrupt:
-            interrupted = interrupt
-    if interrupted is not None:
-        raise interrupted

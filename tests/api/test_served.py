@@ -15,12 +15,12 @@ from hapi.api.model_files import load_model
 from hapi.api.models import push
 from hapi.api.served import ServedModel, open_served
 from hapi.client.settings import SessionSettings
-from hapi.client.transport.http import LoopbackTransport
 from hapi.data.mount import open_dataset
 from hapi.errors import NotFoundError, UsageError
 from hapi.models.model_file import write_model
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.wire.transport.http import LoopbackTransport
 
 MODEL = "squeezenet1_1"
 BATCH = 8

@@ -12,10 +12,10 @@ from support.local_job import settings_of
 
 from benchmarks.testbed.limited import BURST_SECONDS, PIECE_SECONDS, LimitedTransport, RateLimit
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.errors import UsageError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.wire.transport.http import LoopbackTransport
 
 
 class Clock:

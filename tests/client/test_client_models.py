@@ -21,7 +21,6 @@ from hapi.cli.main import main
 from hapi.client import models
 from hapi.client.models import open_client_model
 from hapi.client.settings import ModelSettings
-from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
@@ -30,6 +29,7 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store
+from hapi.wire.transport.http import Handler, LoopbackTransport
 
 MODULE = "hapi_test_client_models"
 FACTORY = f"{MODULE}:net"

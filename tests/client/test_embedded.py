@@ -16,9 +16,9 @@ from support.harness import environment, wait_for
 
 from hapi.client.transport import embedded_server as embedded
 from hapi.client.transport.embedded_server import EmbeddedServer
-from hapi.client.transport.http import HttpTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError, TransportError, UnauthorizedError, UsageError
+from hapi.wire.transport.http import HttpTransport
 
 
 def is_alive(pid: int) -> bool:

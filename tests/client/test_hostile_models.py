@@ -12,7 +12,6 @@ import pytest
 
 from hapi.client.models import open_client_model
 from hapi.client.settings import ModelSettings
-from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
 from hapi.models.zoo.build import ModelSpec, build
@@ -20,6 +19,7 @@ from hapi.repository.manifest import _checksum
 from hapi.repository.repository import push
 from hapi.store.open import open_store
 from hapi.wire.frames import Buffer
+from hapi.wire.transport.http import LoopbackTransport
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -11,7 +11,7 @@ import pytest
 from support import lying
 from support.local_job import COUNT, open_session
 
-from hapi.client.transport.http import Handler
+from hapi.wire.transport.http import Handler
 
 
 def every_number(value: Any, number: float) -> Any:

@@ -14,7 +14,6 @@ from support.local_job import COUNT, open_session, over_slow_store, pack_blobs, 
 from hapi.client.dataset_choice import choose_dataset, transform_of
 from hapi.client.session import Session
 from hapi.client.settings import DataSettings, SessionSettings, default_store
-from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.data.epoch_order import FULL, Shuffle
 from hapi.errors import BadRequestError, HapiError, ModelError, NotFoundError, UsageError
@@ -22,6 +21,7 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import DatasetReference, TransformSpec
+from hapi.wire.transport.http import LoopbackTransport
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from support.kept_tools import JOB, SAMPLES, Counting, check_same, kept_service,
 from support.local_job import SETTINGS, Interrupting
 
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.config.settings import load
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.init_from import started
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import LoopbackTransport
 
 TRAINING = 64
 """Samples that are not held out."""

@@ -20,11 +20,11 @@ from support.local_job import open_session, pack_pictures, service_of
 from hapi.cache.feature_key import FeatureKey
 from hapi.client.caching.keys import codes_of, feature_key, server_codes
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
+from hapi.wire.transport.http import LoopbackTransport
 
 BASE: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "weights": "random:3", "freeze": 11}
 CUT = 11

@@ -26,7 +26,6 @@ from hapi.client.caching.keys import (
     view_of,
 )
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import TransportError, UsageError
 from hapi.ingest.in_place.discover import find_folder
@@ -35,6 +34,7 @@ from hapi.models.graph.layers import layered
 from hapi.server.service import Service
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
+from hapi.wire.transport.http import LoopbackTransport
 
 TYPED_IN = """
 from torch import nn

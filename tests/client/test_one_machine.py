@@ -8,10 +8,10 @@ import pytest
 
 from hapi.client.connect import share_processors
 from hapi.client.transport.server_pool import ServerPool
-from hapi.client.transport.urls import is_loopback
 from hapi.errors import TransportError
 from hapi.process.machine_id import machine_id
 from hapi.wire import messages
+from hapi.wire.transport.urls import is_loopback
 
 
 class Told:

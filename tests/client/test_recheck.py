@@ -22,10 +22,10 @@ from support.local_job import (
 
 from hapi.client.recheck import TOLERANCE
 from hapi.client.session import Session
-from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.errors import DataError, TransportError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.wire.transport.http import Handler, LoopbackTransport
 
 SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.client.transport import server_pool as servers_module
-from hapi.client.transport.http import LoopbackTransport, Transport
 from hapi.client.transport.server_pool import MAX_FAULTS, ServerPool, Stopped
 from hapi.errors import (
     BusyError,
@@ -25,6 +24,7 @@ from hapi.errors import (
     TransportError,
     WireError,
 )
+from hapi.wire.transport.http import LoopbackTransport, Transport
 
 
 def make_pool(count: int, patience: float = 20.0) -> ServerPool:

@@ -18,7 +18,6 @@ from support.local_job import COUNT, Interrupting, Silent, open_session, trainer
 from hapi.allocator import give_back_freed_memory
 from hapi.client.planning.controller import SplitController
 from hapi.client.session import Session
-from hapi.client.transport.http import Handler
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, UsageError
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Profile
@@ -26,6 +25,7 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.trainer import Trainer
 from hapi.wire.report import RequestReport
+from hapi.wire.transport.http import Handler
 
 FREEZE, LAST = 12, 13
 

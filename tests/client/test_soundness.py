@@ -13,13 +13,13 @@ import torch
 from hapi.client import soundness
 from hapi.client.dataset_choice import choose_dataset
 from hapi.client.soundness import check_finite, check_head, check_inputs
-from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import BadRequestError, HapiError, UsageError, WireError, from_problem
 from hapi.models.zoo.build import ModelSpec
 from hapi.wire.frames import Buffer
 from hapi.wire.messages import MAX_CLASSES, DatasetDescription
 from hapi.wire.report import RequestReport
+from hapi.wire.transport.http import LoopbackTransport
 
 DESCRIPTION: dict[str, Any] = {
     "reference": {"name": "cats", "version": "0" * 32}, "count": 1000, "classes": ["a", "b"], "total_bytes": 12345,

@@ -19,7 +19,6 @@ from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Prefetcher
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.transport import server_pool as servers
-from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.data.manifest import SampleLayout
 from hapi.errors import (
@@ -33,6 +32,7 @@ from hapi.errors import (
 )
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference, ModelReference
+from hapi.wire.transport.http import LoopbackTransport
 
 JOB = ExtractionJob(
     dataset=DatasetReference(name="fake", version="0" * 16),

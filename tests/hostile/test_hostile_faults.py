@@ -25,10 +25,10 @@ from support.http_tools import (
 )
 from support.proxy import Proxy
 
-from hapi.client.transport.http import HttpTransport
 from hapi.errors import HapiError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
+from hapi.wire.transport.http import HttpTransport
 
 pytestmark = pytest.mark.slow
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",

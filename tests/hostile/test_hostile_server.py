@@ -25,10 +25,10 @@ from support.tiny_http import TinyServer, serving
 
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
-from hapi.client.transport.http import Handler
 from hapi.config.settings import load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.train.settings import TrainSettings
+from hapi.wire.transport.http import Handler
 
 SECONDS = 60.0
 """A few seconds on an idle machine; before there were bounds, no end."""

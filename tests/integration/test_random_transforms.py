@@ -18,7 +18,6 @@ from support.plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from torchvision.transforms.v2 import functional as F
 
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.data.transforms.random_params import FLIP, resized_crop, uniforms
 from hapi.errors import ConflictError
 from hapi.server.http.loopback import loopback_handler
@@ -27,6 +26,7 @@ from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import LoopbackTransport
 
 SIDE = 32
 

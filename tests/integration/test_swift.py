@@ -18,8 +18,8 @@ from support.swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift,
 
 from hapi.errors import ConflictError, NotFoundError, StoreError
 from hapi.store.base import ReadPart
+from hapi.store.coalesce import SLICE_BYTES
 from hapi.store.open import open_store
-from hapi.store.remote import SLICE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 COPIES = "s3://hapi/deep/er"

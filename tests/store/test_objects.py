@@ -22,9 +22,10 @@ from hapi.atomic import partial_name
 from hapi.data.listing import list_datasets
 from hapi.errors import BadRequestError, NotFoundError, StoreError, UsageError
 from hapi.store.base import ObjectStore, ReadPart, check_key
+from hapi.store.coalesce import COALESCE_GAP, SLICE_BYTES, Fetch, coalesced
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store, split_address
-from hapi.store.remote import COALESCE_GAP, SLICE_BYTES, RemoteStore, _coalesced, _Fetch
+from hapi.store.remote import RemoteStore
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -79,7 +80,7 @@ def test_short_ranges_and_missing_objects_raise(store: ObjectStore) -> None:
 
 
 def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 7)
+    monkeypatch.setattr("hapi.store.coalesce.SLICE_BYTES", 7)
     store.put("x", bytes(range(100)))
     store.put("y", bytes(range(100, 150)))
     places = [("x", 90, 10), ("y", 0, 50), ("x", 0, 20), ("x", 5, 5), ("x", 3, 0)]
@@ -99,12 +100,12 @@ def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: 
 
 def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was not begun is not begun any more: others wait for the same few threads."""
-    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 10)
+    monkeypatch.setattr("hapi.store.coalesce.SLICE_BYTES", 10)
     store = memory()
     store.put("x", bytes([1]) * 1000)
     whole, began, ended = RemoteStore._fetch, [], []
 
-    def fetch(self: RemoteStore, one: _Fetch) -> None:
+    def fetch(self: RemoteStore, one: Fetch) -> None:
         began.append(one.start)
         if one.start == 0:
             raise StoreError("the store is down; start it")
@@ -124,13 +125,13 @@ def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pyte
 
 def test_whoever_presses_ctrl_c_twice_has_no_late_writers_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots of a cache go to others afterwards, who do not check them again."""
-    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 10)
+    monkeypatch.setattr("hapi.store.coalesce.SLICE_BYTES", 10)
     store, whole, ended = memory(), RemoteStore._fetch, []
     store.put("x", bytes(80))
 
     began, pressed = threading.Event(), threading.Event()
 
-    def fetch(self: RemoteStore, one: _Fetch) -> None:
+    def fetch(self: RemoteStore, one: Fetch) -> None:
         began.set()
         assert pressed.wait(10)
         time.sleep(0.3)
@@ -355,7 +356,7 @@ def test_split_address() -> None:
 )
 def test_coalescing_covers_every_part_and_bounds_requests(wanted: list[tuple[str, int, int]]) -> None:
     parts = [ReadPart(key, start, memoryview(bytearray(length))) for key, start, length in wanted]
-    fetches = _coalesced(parts)
+    fetches = coalesced(parts)
     assert sum(len(p.out) for f in fetches for p in f.parts) == sum(length for _, _, length in wanted)
     for fetch in fetches:
         assert fetch.stop - fetch.start <= SLICE_BYTES
@@ -385,7 +386,7 @@ def test_what_comes_in_stretches_goes_where_it_belongs(
     stops = [min(start + length, len(data)) for start, length in wanted]
     outs = [bytearray(stop - start) for (start, _), stop in zip(wanted, stops, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hapi.store.remote.SLICE_BYTES", piece)
+        patch.setattr("hapi.store.coalesce.SLICE_BYTES", piece)
         patch.setattr("hapi.store.remote.RECEIVED_BYTES", 1)
         parts = [ReadPart("x", start, memoryview(o)) for (start, _), o in zip(wanted, outs, strict=True)]
         store.read_many(parts)

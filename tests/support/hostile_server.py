@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hapi.client.transport.http import Handler
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import (
     PREFIX,
@@ -29,6 +28,7 @@ from hapi.wire.frames import (
     data_frame,
     end_frame,
 )
+from hapi.wire.transport.http import Handler
 from support import lying
 from support.tiny_http import Reply
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from hapi.client.transport.http import Handler
 from hapi.errors import TransportError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
@@ -21,6 +20,7 @@ from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
+from hapi.wire.transport.http import Handler
 from support.local_job import Silent, open_session, pack_blobs
 
 SAMPLES = 96

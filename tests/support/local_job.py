@@ -15,7 +15,6 @@ import numpy as np
 from PIL import Image
 
 from hapi.client.session import Session
-from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.config.settings import load
 from hapi.data.manifest import Manifest
 from hapi.ingest.pack import pack
@@ -30,6 +29,7 @@ from hapi.train.callbacks import StepDone, TrainingCallback
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
+from hapi.wire.transport.http import Handler, LoopbackTransport
 
 COUNT = 46
 SETTINGS: dict[str, Any] = {

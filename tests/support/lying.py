@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hapi.client.transport.http import Handler
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameHeader, StreamEnd, data_frame, end_frame
+from hapi.wire.transport.http import Handler
 
 Lie = Callable[[dict[str, np.ndarray], np.ndarray], object]
 """Changes a frame's tensors in place; called with them by name, and with the samples' ids."""

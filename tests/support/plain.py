@@ -23,10 +23,10 @@ from torchvision.transforms import InterpolationMode, v2
 from hapi.cli.main import main
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
-from hapi.client.transport.http import LoopbackTransport
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.steps.gradient_step import step_seed
+from hapi.wire.transport.http import LoopbackTransport
 
 EPOCHS, BATCH, SEED, LR, COUNT = 3, 8, 7, 0.01, 16
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-5

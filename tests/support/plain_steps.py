@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from hapi.client.session import Session
-from hapi.client.transport.http import Handler
 from hapi.train.steps.gradient_step import step_seed
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import Handler
 from support.local_job import Silent, open_session, trainer_of
 
 EPOCHS = 2

@@ -10,10 +10,10 @@ import pytest
 import torch
 from support.local_job import Interrupting, open_session, settings_of
 
-from hapi.client.transport.http import Handler
 from hapi.errors import DivergedError
 from hapi.train.callbacks import StepDone, TrainingCallback, TrainingStart
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import Handler
 
 JOB = {"freeze": 13, "epochs": 2}
 

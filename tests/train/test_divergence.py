@@ -11,10 +11,10 @@ import torch
 from support.local_job import Silent, open_session, trainer_of
 from torch import nn
 
-from hapi.client.transport.http import Handler
 from hapi.errors import DivergedError, by_slug, from_problem
 from hapi.train.steps.divergence import Finite
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import Handler
 
 
 class Poisoning(Silent):

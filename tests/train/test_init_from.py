@@ -13,7 +13,6 @@ from support.local_job import SMALL_MODEL, open_session, trainer_of
 
 from hapi.api.models import push
 from hapi.client.session import Session
-from hapi.client.transport.http import LoopbackTransport
 from hapi.config.settings import load
 from hapi.errors import ModelError, UsageError
 from hapi.models.model_file import read_card, write_model
@@ -23,6 +22,7 @@ from hapi.server.service import Service
 from hapi.train.init_from import started
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import LoopbackTransport
 
 SHAPE = (3, 64, 64)
 HEAD = "classifier.1.weight"

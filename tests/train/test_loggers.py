@@ -15,12 +15,12 @@ from unittest import mock
 import pytest
 from support.local_job import Interrupting, open_session, settings_of
 
-from hapi.client.transport.http import Handler
 from hapi.errors import UsageError
 from hapi.train.callbacks import TrainingCallback, TrainingStart
 from hapi.train.loggers.base import MetricLogger, RemoteRun
 from hapi.train.loggers.choose import LoggerName, check_loggers, make_loggers
 from hapi.train.trainer import Trainer
+from hapi.wire.transport.http import Handler
 
 JOB: dict[str, Any] = {"freeze": 13, "epochs": 3, "lr": 0.01}
 START = TrainingStart(

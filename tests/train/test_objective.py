@@ -14,7 +14,6 @@ from support.harness import losses
 from support.local_job import Interrupting, Silent, open_session, settings_of, trainer_of
 from torch import nn
 
-from hapi.client.transport.http import Handler
 from hapi.config.settings import load
 from hapi.errors import ConflictError, NotFoundError, UsageError
 from hapi.train.objective.checks import check_objective
@@ -24,6 +23,7 @@ from hapi.train.outputs.best import BestEpoch, rank
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.gradient_step import step_seed
 from hapi.wire.held_out import PART
+from hapi.wire.transport.http import Handler
 
 WITH = {"label_smoothing": 0.1, "feature_mixup": 0.4}
 

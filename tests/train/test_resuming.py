@@ -11,11 +11,11 @@ from support.harness import losses
 from support.local_job import SETTINGS, Interrupting, Silent, open_session, trainer_of
 from torch import nn
 
-from hapi.client.transport.http import Handler
 from hapi.config.fields import settings_fields
 from hapi.train.checkpoints.resuming import BY_MEANING, FOLLOWING, FREE, Change, Changes, changes_of
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.gradient_step import step_seed
+from hapi.wire.transport.http import Handler
 
 
 def test_the_table_has_settings_once() -> None:

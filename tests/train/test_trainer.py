@@ -24,7 +24,6 @@ from support.local_job import (
 )
 from torch import nn
 
-from hapi.client.transport.http import Handler
 from hapi.errors import ConflictError, DeviceMemoryError, HapiError
 from hapi.train.checkpoints import checkpoint
 from hapi.train.interrupts import Interrupts
@@ -32,6 +31,7 @@ from hapi.train.report import write_report
 from hapi.train.settings import TrainingSettings
 from hapi.train.steps.gradient_step import step_seed
 from hapi.train.steps.optimizer import make_optimizer
+from hapi.wire.transport.http import Handler
 
 
 def train(remembered: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:

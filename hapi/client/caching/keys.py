@@ -24,7 +24,6 @@ from typing import Any
 from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
 from hapi.client.job_context import JobContext
-from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
@@ -33,6 +32,7 @@ from hapi.models.graph.user_code import unread_layer
 from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
+from hapi.wire.transport.http import Transport
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import RequestReport
 from hapi.wire.samples import Samples
+from hapi.wire.transport.http import Transport
 
 _HEAD_BYTES = 300
 """Approximate bytes of HTTP's headers."""

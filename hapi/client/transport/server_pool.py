@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hapi.client.transport.http import Transport
 from hapi.errors import (
     BusyError,
     DeadlineError,
@@ -24,6 +23,7 @@ from hapi.errors import (
     StoreUnavailableError,
     TransportError,
 )
+from hapi.wire.transport.http import Transport
 
 T = TypeVar("T")
 log = logging.getLogger("hapi.client")

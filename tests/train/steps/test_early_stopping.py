@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.local_job import Interrupting, Silent, open_session, trainer_of
 
-from hapi.client.transport.http import Handler
 from hapi.train.steps.early_stopping import stop_reason
+from hapi.wire.transport.http import Handler
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hapi.client.transport.http import Handler
 from hapi.errors import UsageError
 from hapi.train.steps.ema import MovingAverage
 from hapi.train.steps.optimizer import head_names
+from hapi.wire.transport.http import Handler
 
 
 def sgd(module: nn.Module, **more: Any) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.local_job import Interrupting, open_session, trainer_of
 
-from hapi.client.transport.http import Handler
+from hapi.wire.transport.http import Handler
 
 ALL: dict[str, Any] = {
     "schedule": "one-cycle", "warmup": 2, "clip_norm": 5.0, "accumulate": 2, "ema": 0.9, "precision": "fp16",

@@ -43,6 +43,17 @@ def parse_url(url: str) -> Address:
     return Address(parts.scheme, host, port, parts.path.rstrip("/"))
 
 
+def canonical_url(url: str) -> str:
+    """Return ``url`` as every side writes it: lower case, with its port, without a slash at its end.
+
+    Raises:
+        UsageError: it is not a server's URL.
+    """
+    address = parse_url(url)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{address.scheme}://{host}:{address.port}{address.base}"
+
+
 def is_loopback(url: str) -> bool:
     """Return whether ``url`` leads to this machine alone; False for what is no URL of a server."""
     try:

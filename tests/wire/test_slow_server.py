@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hapi.client.transport.slow_server import (
+from hapi.wire.transport.slow_server import (
     MOST_HEAD_BYTES,
     MOST_WASTE_BYTES,
     AnswerGuard,

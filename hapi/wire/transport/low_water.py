@@ -15,7 +15,7 @@ import ssl
 from time import monotonic
 from typing import Any
 
-from hapi.client.transport.slow_server import AnswerGuard, AnswerLimits
+from hapi.wire.transport.slow_server import AnswerGuard, AnswerLimits
 
 LOW_WATER = 64 << 10
 """Bytes for which a reader is woken, or fewer when no more are to come."""

@@ -7,10 +7,10 @@ import http.client
 import socket
 import ssl
 
-from hapi.client.transport.slow_server import SlowAnswerError
-from hapi.client.transport.urls import Address
 from hapi.errors import HapiError, TransportError, UsageError, WireError
 from hapi.text import printable
+from hapi.wire.transport.slow_server import SlowAnswerError
+from hapi.wire.transport.urls import Address
 
 PROBE_SECONDS = 2.0
 """Longest time for finding out whether a port speaks TLS."""

@@ -1,4 +1,4 @@
-"""What several tests of the client need."""
+"""What several tests of the wire need."""
 
 from __future__ import annotations
 

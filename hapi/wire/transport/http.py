@@ -15,28 +15,30 @@ import socket
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
-from hapi.client.transport.failures import connection_error
-from hapi.client.transport.low_water import LowWaterResponse
-from hapi.client.transport.slow_server import AnswerLimits
-from hapi.client.transport.urls import bearer, parse_url, tls_context
-from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, from_problem
-from hapi.text import printable
-from hapi.wire.documents import parse_document
+from hapi.errors import HapiError, TransportError, UsageError, from_problem
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameLimits
 from hapi.wire.messages import CODE_HEADER, DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
+from hapi.wire.transport.answers import (
+    check_plain,
+    check_range,
+    parsed_answer,
+    read_document,
+    receive_into,
+    refusal,
+)
+from hapi.wire.transport.failures import connection_error
+from hapi.wire.transport.low_water import LowWaterResponse
+from hapi.wire.transport.slow_server import AnswerLimits
+from hapi.wire.transport.urls import bearer, parse_url, tls_context
 
 T = TypeVar("T")
-MAX_DOCUMENT_BYTES = 32 << 20
-"""Largest JSON answer (descriptions of models with many layers) that a client reads."""
-MAX_PROBLEM_BYTES = 1 << 16
-"""Largest description of an error that a client reads."""
 _BYTES_RECEIVED = 128
 """Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
 QUEUE_SHARE = 0.9
@@ -132,7 +134,7 @@ class HttpTransport:
         """Send a request over a kept connection; see :meth:`Transport.call`."""
         with self._exchange(method, path, document) as response:
             response.guard.document()
-            return _document(response, self.url + path)
+            return read_document(response, self.url + path)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
@@ -148,6 +150,28 @@ class HttpTransport:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 response.read(1)
             return result
+
+    def read_range(
+        self, path: str, start: int, out: Sequence[memoryview], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """GET a range of bytes, received straight into buffers.
+
+        Args:
+            path: on the server, of a resource with ranges such as ``/v1/packs/ID``.
+            start: first byte.
+            out: buffers that are filled one after the other, with all bytes from ``start`` on; at least one byte.
+            headers: further headers of the request.
+
+        Raises:
+            HapiError: the error that the server sent, or :class:`TransportError`; bytes may have come into ``out``.
+        """
+        stop = start + sum(part.nbytes for part in out)
+        ranged = {"Range": f"bytes={start}-{stop - 1}", **(headers or {})}
+        with self._exchange("GET", path, None, headers=ranged, status=206) as response:
+            check_range(response, start, stop, self.url + path)
+            response.guard.document()
+            for part in out:
+                receive_into(response, part)
 
     def received_bytes(self) -> int | None:
         """Return the kernel's count of bytes on all connections; None where it does not tell."""
@@ -174,18 +198,27 @@ class HttpTransport:
             self._break(connection)
 
     @contextlib.contextmanager
-    def _exchange(self, method: str, path: str, document: Any) -> Iterator[LowWaterResponse]:
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        document: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        status: int = 200,
+    ) -> Iterator[LowWaterResponse]:
         """One request; the connection goes back to the idle ones only after a whole, good answer."""
         request_id = uuid.uuid4().hex[:16]
         connection: http.client.HTTPConnection | None = None
         whole = False
         try:
-            connection, response = self._send(method, path, document, request_id)
+            own = {**self._headers, **(headers or {}), REQUEST_ID_HEADER: request_id}
+            connection, response = self._send(method, path, document, own)
             self._spoken = True
-            if response.status != 200:
+            if response.status != status:
                 response.guard.document()
-                raise _refusal(response, self.url + path)
-            _check_plain(response, self.url + path)
+                raise refusal(response, self.url + path)
+            check_plain(response, self.url + path)
             yield response
             whole = response.isclosed() and not response.will_close
         except HapiError as error:  # also an error frame, and a frame that is broken
@@ -200,10 +233,10 @@ class HttpTransport:
                 self._settle(connection, reusable=whole)
 
     def _send(
-        self, method: str, path: str, document: Any, request_id: str
+        self, method: str, path: str, document: Any, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPConnection, LowWaterResponse]:
         body = None if document is None else json.dumps(document, separators=(",", ":")).encode()
-        headers = {**self._headers, REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
+        headers = {**headers, "Content-Type": "application/json"}
         while True:
             connection, reused = self._connection()
             try:
@@ -286,14 +319,14 @@ class LoopbackTransport:
         status, _, buffers = self._exchange(method, path, document)
         body = b"".join(bytes(b) for b in buffers)
         if status != 200:
-            raise from_problem(_parsed(body, self.url), status)
-        return _parsed(body, self.url)
+            raise from_problem(parsed_answer(body, self.url), status)
+        return parsed_answer(body, self.url)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """Call the handler, and give its frames to ``receive``."""
         status, headers, buffers = self._exchange("POST", path, document)
         if status != 200:
-            raise from_problem(_parsed(b"".join(bytes(b) for b in buffers), self.url), status)
+            raise from_problem(parsed_answer(b"".join(bytes(b) for b in buffers), self.url), status)
         return receive(FrameReader(BufferSource(buffers), code=headers.get(CODE_HEADER)))
 
     def _exchange(
@@ -314,63 +347,6 @@ class LoopbackTransport:
     def close(self) -> None:
         """Refuse further requests."""
         self._closed = True
-
-
-def _document(response: http.client.HTTPResponse, url: str) -> Any:
-    """The JSON answer; :class:`BadRequestError` for anything else, which is no answer of a hapi-server."""
-    body = response.read(MAX_DOCUMENT_BYTES + 1)
-    missing = response.length if len(body) <= MAX_DOCUMENT_BYTES else 0
-    if missing or (missing is None and not body):  # read() with a limit says nothing of an early end
-        raise http.client.IncompleteRead(body, missing)
-    return _parsed(body, url)
-
-
-def _parsed(body: bytes, url: str) -> Any:
-    try:
-        if len(body) > MAX_DOCUMENT_BYTES:
-            raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
-        return parse_document(body)
-    except ValueError as error:
-        reason = printable(str(error))
-        raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
-
-
-def _check_plain(response: http.client.HTTPResponse, url: str) -> None:
-    """:class:`BadRequestError` for an answer that would first have to be decompressed, to any size."""
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise BadRequestError(
-            f"{url}: answered in the encoding {printable(encoding, 40)!r}, which was not asked for; does a proxy "
-            "compress answers? Switch that off for it"
-        )
-
-
-def _refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
-    """The error that an answer other than 200 stands for, whoever gave it."""
-    status = response.status
-    if 300 <= status < 400:
-        target = printable(response.headers.get("Location") or "nowhere")
-        return UsageError(f"{url}: redirected to {target}, which is not followed; give the final server URL")
-    body = response.read(MAX_PROBLEM_BYTES + 1)
-    try:
-        problem = parse_document(body) if len(body) <= MAX_PROBLEM_BYTES else None
-    except ValueError:
-        problem = None
-    error = from_problem(problem, status)
-    retry_after = error.retry_after
-    if retry_after is None:
-        retry_after = _seconds(response.headers.get("Retry-After"))
-    if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
-        message = str(error)
-    else:  # a proxy, or something else altogether
-        message = f"{url}: answered {status} {printable(response.reason)}; is this a hapi-server?"
-    return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
-
-
-def _seconds(text: str | None) -> float | None:
-    """Retry-After's seconds (RFC 9110, 10.2.3); its other form, a date, is not worth trusting two clocks."""
-    text = (text or "").strip()
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
 
 
 def _received(sock: socket.socket) -> int | None:

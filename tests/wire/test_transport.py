@@ -17,8 +17,6 @@ from support.certificates import make_certificate
 from support.threads import at_once
 from support.tiny_http import answer, raw, serving, tls_server
 
-from hapi.client.transport import http as transport_module
-from hapi.client.transport.http import HttpTransport
 from hapi.errors import (
     BadRequestError,
     BusyError,
@@ -32,6 +30,8 @@ from hapi.errors import (
 )
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd, end_frame
+from hapi.wire.transport import answers
+from hapi.wire.transport.http import HttpTransport
 
 END = bytes(end_frame(StreamEnd(0, 0, {})))
 
@@ -246,7 +246,7 @@ def test_answers_that_are_no_json(body: bytes) -> None:
 
 
 def test_huge_documents_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_module, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(answers, "MAX_DOCUMENT_BYTES", 1000)
     with serving(answer(b'"' + b"x" * 2000 + b'"')) as server:
         refusal(HttpTransport(server.url), BadRequestError, "longer than 1000 bytes")
 

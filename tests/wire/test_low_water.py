@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from support.tiny_http import Reply, serving, tls_server
 
-from hapi.client.transport import low_water
-from hapi.client.transport.http import HttpTransport
-from hapi.client.transport.low_water import LOW_WATER
 from hapi.errors import HapiError, TransportError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import NO_IDS, FrameHeader, StreamEnd, TensorSpec, data_frame, end_frame
+from hapi.wire.transport import low_water
+from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.low_water import LOW_WATER
 
 BUFFER = 8192
 """Of :mod:`io`: what is wanted beyond it is read straight into its place."""

@@ -1,0 +1,1 @@
+"""Ranges of objects that a server gives over HTTP."""

@@ -1,0 +1,1 @@
+"""A way to a server: requests, answers, and the errors of sockets and HTTP. The one seam at the network."""
