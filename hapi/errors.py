@@ -137,6 +137,14 @@ class TooLargeError(HapiError):
     status, slug, title = 413, "too-large", "Too large"
 
 
+class RangeError(HapiError):
+    """The asked range has no byte of the object, or several ranges were asked for."""
+
+    status, slug, title = 416, "range", "No such range"
+    size: int | None = None
+    """Bytes of the object, for the answer's header; None where they are not known."""
+
+
 class UnprocessableError(HapiError):
     """A well-formed request that cannot be carried out: a split out of range, a wrong shape."""
 

@@ -167,7 +167,7 @@ def _pushed(
     shape: tuple[int, ...],
 ) -> ClientModel:
     """Model ``name`` as a server describes it; made by a factory only if that is ``allowed``."""
-    pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}"))
+    pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}", provider_of=name))
     if settings.blocks and settings.blocks != pushed.spec.blocks:
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
     check_allowed(pushed.spec.architecture, allowed, name)
@@ -245,5 +245,5 @@ def _fetch(
     def attempt(transport: Transport) -> None:
         transport.stream(messages.TENSORS_PATH, request.to_json(), receive)
 
-    servers.run(attempt)
+    servers.run(attempt, provider_of=pushed.name)
     return [(e.name, b) for e, b in zip(entries, buffers, strict=True)]

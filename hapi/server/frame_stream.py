@@ -4,14 +4,49 @@ sent.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import os
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
+from hapi.errors import StoreError
 from hapi.server.context import RequestClock, RequestContext
-from hapi.wire.frames import Buffer
+from hapi.wire.frames import SLICE_BYTES, Buffer
 
 Frame = Iterable[Buffer]
 Frames = Generator[Frame, None, None]
+
+
+@dataclass(frozen=True)
+class FileRange(Iterable[Buffer]):
+    """A frame that is a range of a file: the kernel sends it, or it is read in pieces where it cannot."""
+
+    descriptor: int
+    start: int
+    nbytes: int
+
+    def __iter__(self) -> Iterator[Buffer]:
+        for done in range(0, self.nbytes, SLICE_BYTES):
+            data = os.pread(self.descriptor, min(SLICE_BYTES, self.nbytes - done), self.start + done)
+            if not data:
+                raise self._shorter()
+            yield data
+
+    def sender(self, sock: socket.socket) -> Callable[[int], int]:
+        """Return the function that sends some bytes from a given one on, and returns how many."""
+
+        def send(done: int) -> int:
+            """Hand the kernel what is left from byte ``done`` on."""
+            count = os.sendfile(sock.fileno(), self.descriptor, self.start + done, self.nbytes - done)
+            if not count:
+                raise self._shorter()
+            return count
+
+        return send
+
+    def _shorter(self) -> StoreError:
+        return StoreError("a stored object became shorter while it was sent; ask again")
 
 
 class FrameStream:

@@ -34,6 +34,8 @@ from hapi.server.epoch_orders import EpochOrderCache
 from hapi.server.extraction import Extraction
 from hapi.server.frame_stream import FrameStream
 from hapi.server.lifecycle.progress_watch import ProgressWatch
+from hapi.server.packs.streams import STREAM_MEMORY, STREAMS, PackStreams
+from hapi.server.providers.stores import make_providers, memory_bytes
 from hapi.server.scheduling.costs import Request
 from hapi.server.settings import ServiceSettings
 from hapi.server.sharing.sharing import make_sharing
@@ -49,17 +51,20 @@ from hapi.wire.sequences import SequenceRange
 class Service:
     """One store, its devices and what is resident on them. Thread-safe; every method may block."""
 
-    def __init__(self, settings: ServiceSettings, store: ObjectStore) -> None:
+    def __init__(self, settings: ServiceSettings, store: ObjectStore, token: str | None = None) -> None:
+        """Serve ``store``; ``token`` is for the other servers of ``settings.providers``."""
         self.settings = settings
         self.store = store
+        self.providers = make_providers(settings, store, token)
         self.id = uuid.uuid4().hex[:12]
         self.code = code_version(settings.arithmetic)
         """Version of the code that computes features here; see :mod:`hapi.cache.code_version`."""
-        self.workers = make_workers(settings, store)
+        self.workers = make_workers(settings, self.providers.packs)
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time, but for one more of a tenant that asks rarely."""
         chunks = chunk_cache(store, settings.chunk_cache)
         overhead = self.workers.host_bytes + len(chunks.data) + settings.cache_memory
+        overhead += STREAM_MEMORY + memory_bytes(settings, store)
         budget = host_budget(settings.host_memory, overhead)
         self.sharing = make_sharing(settings, budget, self.code, self.workers)
         self.host = HostMemory(
@@ -84,6 +89,7 @@ class Service:
         )
         self.watch = ProgressWatch(settings.stuck_seconds, settings.lost_threads(self.slots))
         self.watch.also(store.pools())
+        self.watch.also(self.providers.pools())
         self._loaders = self.watch.threads(self.slots + 1, "hapi-load", of_slots=True)
         self._datasets = OpenDatasets(store, chunks)
         self._orders = EpochOrderCache()
@@ -91,6 +97,8 @@ class Service:
             settings, self.workers, self.account, self._loaders, self.decoders, self.host, self.sharing
         )
         self._stored = StoredBytes(self.account, self._loaders, self.host)
+        self._pack_loaders = self.watch.threads(STREAMS + 1, "hapi-pack-read", of_slots=True)
+        self.packs = PackStreams(self.providers.packs, self.providers.own, self.account, self._pack_loaders)
         try:
             self.decoders.wait()
         except BaseException:
@@ -114,6 +122,8 @@ class Service:
         """Stop the threads; streams under way end with an error."""
         self.watch.close()
         self._loaders.close()
+        self._pack_loaders.close()
+        self.providers.close()
         self.decoders.close()
         self.workers.close()
         self.sharing.close()
@@ -224,7 +234,7 @@ class Service:
 
     def _opened(self, request: Request, context: RequestContext) -> FrameStream:
         if isinstance(request, messages.TensorsRequest):
-            model = open_model(self.store, request.name, request.digest)
+            model = open_model(self.providers.packs, request.name, request.digest)
             return self._stored.tensors(model, request.names, context)
         with context.clock.stage("model"):  # with all that is loaded once
             dataset = self._datasets.get(request.dataset)

@@ -20,7 +20,42 @@ _HOST_MEMORY = host_memory()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceSettings:
+class ProviderSettings:
+    """The servers that share the work of reading models; the same list for each of them."""
+
+    providers: tuple[str, ...] = setting(
+        "URL of a hapi-server over the same store, this one's too; may be repeated. Bytes of pushed models are asked "
+        "from those of the list that provide them, before the store",
+        default=(),
+        metavar="URL",
+    )
+    provider_replicas: int = setting(
+        "servers that provide the same bytes; the further ones for when the first is away",
+        default=2,
+        low=1,
+        high=1024,
+        unit="count",
+    )
+    advertise: str | None = setting(
+        "this server's own URL in the list of --providers; without it this one provides nothing to the others",
+        default=None,
+        metavar="URL",
+    )
+    provider_memory: int = setting(
+        "most bytes of what this server provides that are kept in memory, beside --host-memory; of a local store none "
+        "are, as the kernel keeps its files",
+        default=1 << 30,
+        low=0,
+        high=_HOST_MEMORY,
+        unit="bytes",
+    )
+    provider_ca: str | None = setting(
+        "certificate authority (PEM) to trust for https servers of --providers", default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings(ProviderSettings):
     """Settings of serving requests: their limits, and the state kept between them."""
 
     store: str = setting("URL or folder of the object store", env="HAPI_STORE")

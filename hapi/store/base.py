@@ -230,6 +230,20 @@ class ObjectStore(ABC):
         check_key(key)
         return None
 
+    def open_file(self, key: str) -> int | None:
+        """Return a descriptor to read the object's file with, which the caller closes; None where there is no file."""
+        check_key(key)
+        return None
+
+    def distrust(self, key: str, start: int, stop: int) -> bool:
+        """Hear that bytes ``start..stop`` of an object, as read from here, are not what they should be.
+
+        Returns True if they came from elsewhere than the store, such as another server: from now on they come from
+        the store, and it is worth reading them once more.
+        """
+        del key, start, stop
+        return False
+
     def clean_temporary(self, prefix: str) -> None:
         """Remove the files that killed writers left under ``prefix``. Only for the holder of the lock there."""
         check_prefix(prefix)

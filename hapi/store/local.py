@@ -292,6 +292,13 @@ class LocalStore(ObjectStore):
                 continue
         raise StoreError(f"{path.parent} cannot be made: there can be no folders, or something removes it")
 
+    def open_file(self, key: str) -> int:
+        """Return a descriptor of the object's file; see :meth:`hapi.store.base.ObjectStore.open_file`."""
+        try:
+            return self._open(key)
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
     def local_path(self, key: str) -> Path | None:
         """Return the object's path."""
         return self.path_of(key)

@@ -3,6 +3,7 @@
 ``POST /v1/extract``   frozen forward of some samples, a stream of frames
 ``POST /v1/samples``   stored bytes of some samples (split 0), a stream of frames
 ``POST /v1/tensors``   weights of a pushed model by name, a stream of frames
+``GET  /v1/packs/ID``   bytes of stored tensors, by ranges of HTTP
 ``GET  /v1/datasets``, ``/v1/datasets/NAME``, ``/v1/models``, ``/v1/models/NAME``   descriptions
 
 :mod:`hapi.wire.schemas` has their JSON Schemas.
@@ -43,6 +44,7 @@ DATASETS_PATH = "/v1/datasets"
 CHANGED = "changed"
 """End of the path that asks how many of a dataset's foreign shards were written again since it was indexed."""
 MODELS_PATH = "/v1/models"
+PACKS_PATH = "/v1/packs"
 HEALTH_PATH = "/healthz"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
@@ -70,6 +72,10 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 MAX_DEADLINE = 86400.0
 CODE_HEADER = "X-Hapi-Code"
 """Header of a stream's answer: the version of the code that computes it (:mod:`hapi.cache.code_version`)."""
+
+PEER_HEADER = "X-Hapi-Peer"
+"""Header of a server's request to another one for a pack: whoever gets it answers from its own memory or the store, and
+asks no third."""
 
 PRECISION, CODEC = "precision", "codec"
 """Names of optional fields, which a server from before them refuses as unknown."""

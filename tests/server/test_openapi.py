@@ -22,18 +22,22 @@ from support.http_tools import (
 
 from hapi.clocks import StageClock
 from hapi.errors import URN, by_slug
+from hapi.repository.pack_address import pack_key
 from hapi.server.context import RequestClock, RequestContext
 from hapi.server.http import openapi
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.status import RunningRequest
+from hapi.store.open import open_store
 from hapi.wire import messages, schemas
 from hapi.wire.report import STAGES
 
 DOCUMENT = json.loads(openapi.document())
+PACK = "5" * 32
 
 
 @pytest.fixture(scope="module")
 def application(folder: Path) -> Iterator[ServedApplication]:
+    open_store(str(folder)).put(pack_key(PACK), b"bytes of tensors")
     with served(folder) as application:
         yield application
 
@@ -66,7 +70,7 @@ def test_every_kind_of_error_has_its_answer() -> None:
         for o in methods.values()
         for status in o["responses"]
     }
-    assert used == {"200", *DOCUMENT["components"]["responses"]}
+    assert used == {"200", "206", "304", *DOCUMENT["components"]["responses"]}
 
 
 def test_paths_without_a_token_are_those_that_tell_nothing(folder: Path) -> None:
@@ -80,7 +84,7 @@ def test_paths_without_a_token_are_those_that_tell_nothing(folder: Path) -> None
 def filled(path: str) -> str:
     """The path of a real request."""
     name = "pushed" if "models" in path else "digits"
-    return path.format(name=name, seed=0, count=3)
+    return path.format(name=name, pack=PACK, seed=0, count=3)
 
 
 def content_of(path: str) -> Any:

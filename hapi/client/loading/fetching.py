@@ -79,11 +79,13 @@ class Fetcher:
             return
         received = None
         self._line.await_turn(part)
+        model = part.batch.job.model
         try:
             received = self._loading.servers.run(
                 self._attempts_of(part),
                 progress=lambda: part.next,
                 cancelled=self._closed.is_set,
+                resident=model.name if model is not None else "",
             )
         except DeviceMemoryError:
             self.refused = part.batch.job.split

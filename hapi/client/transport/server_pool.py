@@ -1,4 +1,5 @@
-"""Several servers as one: pick the least busy healthy one, back off from a failing one, give up in the end.
+"""Several servers as one: pick the least busy healthy one or a content's provider, back off from a failing one, give up
+in the end.
 
 Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
 """
@@ -22,8 +23,11 @@ from hapi.errors import (
     HostMemoryError,
     StoreUnavailableError,
     TransportError,
+    UsageError,
 )
+from hapi.wire.rendezvous import ranking
 from hapi.wire.transport.http import Transport
+from hapi.wire.transport.urls import canonical_url
 
 T = TypeVar("T")
 log = logging.getLogger("hapi.client")
@@ -47,6 +51,8 @@ LONGEST_WAIT = 0.2
 @dataclass(eq=False)
 class _Server:
     transport: Transport
+    name: str
+    """Its URL as all sides write it."""
     in_flight: int = 0
     failures: int = 0
     well_at: float = 0.0
@@ -59,8 +65,14 @@ class Stopped(Exception):
 
 @dataclass(eq=False)
 class _Trouble:
-    """Failures of one request since its last progress."""
+    """One request, and its failures since its last progress."""
 
+    only: str | None
+    """URL of the one server that is asked; None: any."""
+    content: str
+    """Content whose providers are asked first; empty for none."""
+    busy_first: bool
+    """True when a less busy server is better than a provider."""
     error: HapiError | None = None
     since: float = 0.0
     """Monotonic time of the first failure."""
@@ -68,8 +80,6 @@ class _Trouble:
     """Damaged answers in a row."""
     tried: set[int] = field(default_factory=set)
     """Ids of the servers that failed."""
-    only: str | None = None
-    """URL of the one server that is asked; None: any."""
 
     def add(self, server: _Server, error: HapiError) -> None:
         if self.error is None:
@@ -96,7 +106,7 @@ class ServerPool:
         """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
         if not transports:
             raise ValueError("a pool needs at least one server")
-        self._servers = [_Server(t) for t in transports]
+        self._servers = [_Server(t, _name_of(t.url)) for t in transports]
         self._left: list[_Server] = []
         """Servers that are not asked any more."""
         self._retry_timeout = retry_timeout
@@ -137,9 +147,9 @@ class ServerPool:
             server.transport.close()
         return True
 
-    def call(self, method: str, path: str, document: Any = None) -> Any:
-        """Return the JSON answer of any server, with retries."""
-        return self.run(lambda transport: transport.call(method, path, document))
+    def call(self, method: str, path: str, document: Any = None, *, provider_of: str = "") -> Any:
+        """Return the JSON answer of any server, the providers of a content first, with retries."""
+        return self.run(lambda transport: transport.call(method, path, document), provider_of=provider_of)
 
     def run(
         self,
@@ -149,6 +159,8 @@ class ServerPool:
         cancelled: Callable[[], bool] = lambda: False,
         only: str | None = None,
         once: bool = False,
+        provider_of: str = "",
+        resident: str = "",
     ) -> T:
         """Return the result of ``attempt`` on some server; retryable errors are retried, others raised.
 
@@ -158,11 +170,14 @@ class ServerPool:
             cancelled: asked while waiting for a server.
             only: URL of the one server to ask; None for any.
             once: raise a retryable error like any other.
+            provider_of: content whose servers are asked in the order of :func:`hapi.wire.rendezvous.ranking`, so that
+                each server answers for few contents; empty: the least busy server.
+            resident: content that is better asked from its provider where several servers are equally free.
 
         Raises:
             Stopped: the pool was closed, or ``cancelled`` returned True.
         """
-        trouble = _Trouble(only=only)
+        trouble = _Trouble(only, provider_of or resident, busy_first=not provider_of)
         while True:
             server = self._pick(trouble, cancelled)
             before = progress()
@@ -173,7 +188,7 @@ class ServerPool:
                 if self._closed.is_set():
                     raise Stopped from None
                 if progress() != before:
-                    trouble = _Trouble(only=only)
+                    trouble = _Trouble(only, trouble.content, trouble.busy_first)
                 trouble.add(server, error)
                 if isinstance(error, TransportError):
                     self._check()
@@ -214,7 +229,7 @@ class ServerPool:
                     raise TransportError(f"{trouble.only}: it is not asked any more")
                 well = [s for s in candidates if s.well_at <= now]
                 if well:
-                    server = min(well, key=lambda s: (id(s) in trouble.tried, s.in_flight))
+                    server = min(well, key=self._order(trouble))
                     server.in_flight += 1
                     return server
                 pause = min(s.well_at for s in candidates) - now
@@ -224,6 +239,21 @@ class ServerPool:
                 self._report_outage(trouble, pause)
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
+
+    def _order(self, trouble: _Trouble) -> Callable[[_Server], tuple[bool, int, int]]:
+        """The order in which a request prefers the servers."""
+        places: dict[str, int] = {}
+        if trouble.content:
+            names = {server.name for server in self._servers}
+            places = {name: place for place, name in enumerate(ranking(names, trouble.content))}
+
+        def order(server: _Server) -> tuple[bool, int, int]:
+            """Servers that failed come last; then by work and place, or by place and work."""
+            place = places.get(server.name, 0)
+            first, second = (server.in_flight, place) if trouble.busy_first else (place, server.in_flight)
+            return id(server) in trouble.tried, first, second
+
+        return order
 
     def _report_outage(self, trouble: _Trouble, pause: float) -> None:
         """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
@@ -294,3 +324,11 @@ def _is_absence(error: HapiError) -> bool:
         error,
         TransportError | BusyError | DeadlineError | DrainingError | HostMemoryError | StoreUnavailableError,
     )
+
+
+def _name_of(url: str) -> str:
+    """Return ``url`` as servers write it too; as it is where it is of no server on a network."""
+    try:
+        return canonical_url(url)
+    except UsageError:
+        return url

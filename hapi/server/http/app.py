@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import Counter
 from typing import Any
 
@@ -27,11 +26,21 @@ from hapi.server.frame_stream import FrameStream
 from hapi.server.http import openapi
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
+from hapi.server.http.keys import (
+    GONE,
+    LOGGED,
+    PROBLEM,
+    REQUEST_ID,
+    STATUS,
+    TENANT,
+    deadline_of,
+    request_id_of,
+)
 from hapi.server.http.metrics import Metrics
 from hapi.server.http.overview import Overview
 from hapi.server.http.page import page, page_headers
 from hapi.server.http.problems import as_hapi_error, body_too_large, problem_response
-from hapi.server.http.response_stream import GONE, PROBLEM, REQUEST_ID, STATUS, Answer, abort, finished
+from hapi.server.http.response_stream import Answer, AnswerHead, abort, finished
 from hapi.server.http.same_origin import check_origin
 from hapi.server.http.slow_reader import SlowReaderGuard
 from hapi.server.http.tenants import Tenants
@@ -39,6 +48,7 @@ from hapi.server.http.web_server import EXPECT, WebRunner, connection_of
 from hapi.server.lifecycle.descriptors import connection_limits, descriptor_limit
 from hapi.server.lifecycle.log_limits import REQUEST
 from hapi.server.lifecycle.progress_watch import subject_of
+from hapi.server.packs.route import PackRoute
 from hapi.server.scheduling.admission import FULL, Admission, Slot
 from hapi.server.scheduling.costs import Costs, Request, Server, Used
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
@@ -47,13 +57,10 @@ from hapi.server.service import Service
 from hapi.server.status import Board, RunningRequest
 from hapi.waiting import Interest
 from hapi.wire import messages
+from hapi.wire.frames import MEDIA_TYPE, error_frame
 from hapi.wire.held_out import PART
 
 log = logging.getLogger("hapi.server")
-
-TENANT = web.RequestKey("tenant", Tenant)
-LOGGED = web.RequestKey("logged", dict)
-"""Further fields of the request's line in the log."""
 
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
@@ -106,11 +113,17 @@ class Application:
         self._workers = watch.threads(service.slots + 1, "hapi-request", of_slots=True)
         self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
         self.status_threads = watch.threads(1, "hapi-look")
-        """The thread for looks at the server, and for tidying up."""
+        """For looks at the server, and for tidying up."""
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
+        self.packs = PackRoute(service, self._shed, self.metrics)
         self._routes()
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return self.admission.running + self.packs.admission.running
 
     def runner(self) -> WebRunner:
         """Return aiohttp's runner of it."""
@@ -119,10 +132,8 @@ class Application:
     def close(self) -> None:
         """Stop the worker threads."""
         self.scrub.stop()
-        self._parser.close()
-        self._workers.close()
-        self._documents.close()
-        self.status_threads.close()
+        for pool in (self._parser, self._workers, self._documents, self.status_threads, self.packs):
+            pool.close()
 
     def _routes(self) -> None:
         add = self.web.router
@@ -138,6 +149,7 @@ class Application:
             add.add_get(path + "/{name}", self._document)
         add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}", self._document)
         add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}", self._document)
+        add.add_get(f"{messages.PACKS_PATH}/{{pack}}", self._pack)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)
 
@@ -147,13 +159,11 @@ class Application:
     def _chosen(self, device: str, batch: int) -> None:
         self.metrics.cos_batch.labels(device).observe(batch)
 
-    # -- middleware --------------------------------------------------------------------------------------
-
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Authorise, time, log, count, and turn every error into problem details."""
         started = time.monotonic()
-        request[REQUEST_ID] = _request_id(request)
+        request[REQUEST_ID] = request_id_of(request)
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "other"
         status = GONE
@@ -264,7 +274,7 @@ class Application:
         return web.Response(body=page(), headers=page_headers())
 
     async def _document(self, request: web.Request) -> web.Response:
-        max_wait, deadline = self.service.settings.max_request_seconds, _deadline(request)
+        max_wait, deadline = self.service.settings.max_request_seconds, deadline_of(request)
         subject = f"GET {request.path[:200]}"
         self.service.watch.check(subject)
         async with self.documents.slot(request[TENANT], LEAST_COST, max_wait, deadline):
@@ -272,10 +282,17 @@ class Application:
             reading = self._documents.submit_in(interest, self.service.document, request.path)
             return web.json_response(await finished(reading, lambda document: None, interest.set))
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _pack(self, request: web.Request) -> web.StreamResponse:
+        self._check_taking_work()
+        return await self.packs.answer(request)
+
+    def _check_taking_work(self) -> None:
         if self.draining:
             raise DrainingError("the server is shutting down; ask another one")
-        arrived, deadline, tenant = time.monotonic(), _deadline(request), request[TENANT]
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        self._check_taking_work()
+        arrived, deadline, tenant = time.monotonic(), deadline_of(request), request[TENANT]
         self.admission.check_place(tenant)
         asked = await self._asked(request)
         settings = self.service.settings
@@ -318,14 +335,11 @@ class Application:
             return self.admission.pressed() or service.workers.pressed(device) or service.host.waiting > 0
 
         guard = SlowReaderGuard(settings.pace_limits(), interest.deadline, pressed)
-        answer = Answer(
-            self._workers,
-            settings.send_timeout,
-            guard,
-            self.metrics.bytes_sent.inc,
-            self.disclosure,
-            service.code,
+        head = AnswerHead(
+            headers={"Content-Type": MEDIA_TYPE, messages.CODE_HEADER: service.code},
+            failed=lambda problem: error_frame(self.disclosure.of(problem)),
         )
+        answer = Answer(self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, head)
         self.admission.sent(context.tenant, stream.max_bytes)
         try:
             return await answer.send(request, stream)
@@ -383,14 +397,3 @@ class Application:
         if answer.dropped is not None:
             self.metrics.dropped.labels(answer.dropped.reason).inc()
             request[LOGGED]["dropped"] = str(answer.dropped)
-
-
-def _request_id(request: web.Request) -> str:
-    """The client's, or one of our own for a client that gave none."""
-    given = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
-    return given if given.isascii() and given.isalnum() else uuid.uuid4().hex[:16]
-
-
-def _deadline(request: web.Request) -> float | None:
-    """Seconds after which a request that still waits is not wanted any more."""
-    return messages.deadline_of(request.headers.get(messages.DEADLINE_HEADER))

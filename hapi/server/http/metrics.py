@@ -86,7 +86,9 @@ class Metrics:
             buckets=_COS_BATCH,
             registry=registry,
         )
-        self.bytes_sent = Counter("hapi_sent_bytes_total", "Bytes of frames sent.", registry=registry)
+        self.bytes_sent = Counter(
+            "hapi_sent_bytes_total", "Bytes of frames and packs sent.", registry=registry
+        )
         self.samples = Counter(
             "hapi_samples_total", "Samples of requests that had a slot.", registry=registry
         )

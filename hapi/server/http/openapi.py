@@ -29,6 +29,7 @@ from hapi.errors import (
     HapiError,
     HostMemoryError,
     NotFoundError,
+    RangeError,
     ShortageError,
     StoreError,
     StuckError,
@@ -53,7 +54,7 @@ from hapi.wire.references import MAX_SEED
 from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record, whole
 from hapi.wire.sequences import MOST_PLACE
 
-JSON_MEDIA_TYPE = "application/json"
+JSON_MEDIA_TYPE, BYTES_MEDIA_TYPE = "application/json", "application/octet-stream"
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 
 _EVERYWHERE: tuple[type[HapiError], ...] = (
@@ -68,10 +69,16 @@ _PAGE = (*_EVERYWHERE, ForbiddenError)
 _READY = (*_EVERYWHERE, StuckError)
 _AUTHORISED = (*_PAGE, UnauthorizedError)
 _READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, DataError)
+_PACK = (*_READING, RangeError, TooLargeError)
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
 METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
 """The status of :class:`HttpError` that the interface tells of: the path takes other methods."""
-_IN_PATHS: Mapping[str, Schema] = {"name": NAME, "seed": whole(0, MAX_SEED), "count": whole(1, MOST_PLACE)}
+_IN_PATHS: Mapping[str, Schema] = {
+    "name": NAME,
+    "pack": DIGEST,
+    "seed": whole(0, MAX_SEED),
+    "count": whole(1, MOST_PLACE),
+}
 """Parameters that stand in paths."""
 
 
@@ -86,6 +93,8 @@ class Operation:
     """Media type and schema of the answer with status 200."""
     errors: tuple[type[HapiError], ...]
     body: Schema | None = None
+    ranges: bool = False
+    """True when a range of the answer may be asked for."""
 
     @property
     def open(self) -> bool:
@@ -116,6 +125,8 @@ def operations() -> list[Operation]:
         Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
         Operation(get, messages.MODELS_PATH + "/{name}", "One pushed model's layers, tensors and digests.",
                   _json(_model()), _READING),
+        Operation(get, messages.PACKS_PATH + "/{pack}", "Bytes of stored tensors, or one range of them.",
+                  (BYTES_MEDIA_TYPE, {}), _PACK, ranges=True),
         Operation(get, messages.VERSION_PATH, "Version of Hapi and of the wire.", _json(_version()), _AUTHORISED),
         Operation(get, messages.OPENAPI_PATH, "This document.", _json({"type": "object"}), _AUTHORISED),
         Operation(get, messages.STATUS_PATH, "Present state of the server.", _json(_status()), _AUTHORISED),
@@ -180,6 +191,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
+    if operation.ranges:
+        described["parameters"].append(_header("Range", TEXT, "One range of bytes (RFC 9110, section 14)."))
+        described["responses"]["206"] = {**described["responses"]["200"], "description": "The range."}
+        described["responses"]["304"] = {"description": "The asker has it: If-None-Match is its ETag."}
     if operation.open:
         described["security"] = []
     if operation.body is not None:
@@ -230,7 +245,8 @@ def _problem(status: int, kinds: Iterable[type[HapiError]]) -> Schema:
 
 def _problem_response(status: int) -> dict[str, Any]:
     kinds = _by_status()[status]
-    names = {401: ("WWW-Authenticate",), METHOD_STATUS: ("Allow",)}.get(status, ("Retry-After",))
+    own = {401: "WWW-Authenticate", METHOD_STATUS: "Allow", RangeError.status: "Content-Range"}
+    names = (own.get(status, "Retry-After"),)
     return {
         "description": "; ".join(kind.title for kind in kinds),
         "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/Problem{status}"}}},
@@ -251,6 +267,7 @@ def _headers() -> dict[str, Any]:
         },
         "WWW-Authenticate": {"schema": {"const": "Bearer"}},
         "Allow": {"schema": TEXT, "description": "The methods that the path takes."},
+        "Content-Range": {"schema": TEXT, "description": "The size of the object, in bytes."},
     }
 
 

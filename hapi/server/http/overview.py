@@ -26,8 +26,8 @@ from hapi.wire.frames import WIRE_VERSION
 
 MOST_SHOWN = 100
 """Requests and tenants in a status document; of more, those with the most to do."""
-SECRET = ("store", "allow_model", "cache_dir")
-"""Settings that are not shown: a store's URL may hold a key, a module's or a folder's path tells of the machine."""
+SECRET = ("store", "allow_model", "cache_dir", "providers", "advertise", "provider_ca")
+"""Settings that are not shown: a store's URL may hold a key, a path or another server's address tells of machines."""
 
 
 class Overview:
@@ -136,6 +136,17 @@ class Overview:
             "hapi_feature_samples",
             "Samples of feature requests by what gave their features.",
             self._service.sharing.counts.all(),
+        )
+        yield _by(
+            "source",
+            "hapi_pack_bytes",
+            "Bytes of stored models that were read, by where they came from.",
+            self._service.providers.counts(),
+        )
+        yield CounterMetricFamily(
+            "hapi_provider_failures",
+            "Reads of another server that failed, so that the next or the store was asked.",
+            self._service.providers.failures,
         )
         yield from _host_metrics(self._service.host.status())
         yield from self._scrub_metrics()

@@ -15,6 +15,7 @@ from hapi.errors import (
     HapiError,
     HostMemoryError,
     NotFoundError,
+    RangeError,
     ShortageError,
     TooLargeError,
     shortage,
@@ -84,6 +85,8 @@ def problem_response(problem: HapiError) -> web.Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(problem, HttpError) and problem.allow:
         headers["Allow"] = problem.allow
+    if isinstance(problem, RangeError) and problem.size is not None:
+        headers["Content-Range"] = f"bytes */{problem.size}"
     return web.Response(
         text=json.dumps(problem.to_problem()),
         status=problem.status,

@@ -20,32 +20,26 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import HttpVersion11, web
 
 from hapi.errors import SHORT_OF, HapiError, StoreUnavailableError
 from hapi.process.threads import Threads, Work
-from hapi.server.frame_stream import Frame, FrameStream
-from hapi.server.http.disclosure import Disclosure
+from hapi.server.frame_stream import FileRange, Frame, FrameStream
+from hapi.server.http.keys import GONE, PROBLEM, REQUEST_ID, STATUS
 from hapi.server.http.problems import as_hapi_error
 from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
-from hapi.wire.frames import MEDIA_TYPE, SMALL_BYTES, Buffer, error_frame, joined
-from hapi.wire.messages import CODE_HEADER, REQUEST_ID_HEADER
+from hapi.wire.frames import SMALL_BYTES, Buffer, joined
+from hapi.wire.messages import REQUEST_ID_HEADER
 
 log = logging.getLogger("hapi.server")
 
 T = TypeVar("T")
 
-REQUEST_ID = web.RequestKey("id", str)
-STATUS = web.RequestKey("status", int)
-"""Status of a request that did not end with its response's status."""
-PROBLEM = web.RequestKey("problem", HapiError)
-"""The error that ended it, if one did."""
-GONE = 499
-"""Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 LOOK_SECONDS = 1.0
 """How often a waiter looks for itself whether a thread's work is over: without memory the thread cannot tell."""
 ERROR_SECONDS = 5.0
@@ -54,6 +48,16 @@ _BYTES_ACKED = 120
 """Offset of ``tcpi_bytes_acked`` in Linux's ``struct tcp_info`` (since 4.1)."""
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """``struct linger``: closing drops what waits to be sent, instead of keeping it for a reader that was given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerHead:
+    """Status and headers of an answer, and how it ends when it fails midway."""
+
+    headers: Mapping[str, str]
+    status: int = 200
+    failed: Callable[[HapiError], Buffer] | None = None
+    """Makes the last bytes, which tell of the error; None: the connection breaks off, as these would pass for data."""
 
 
 class Answer:
@@ -65,17 +69,14 @@ class Answer:
         send_timeout: float,
         guard: SlowReaderGuard,
         count: Callable[[float], None],
-        disclosure: Disclosure,
-        code: str,
+        head: AnswerHead,
     ) -> None:
-        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent; ``code``: of
-        :data:`CODE_HEADER`."""
+        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
         self._workers = workers
         self._send_timeout = send_timeout
         self._guard = guard
         self._count = count
-        self._disclosure = disclosure
-        self._code = code
+        self._head = head
         self.sent = 0
         """Bytes of its frames that have left."""
         self._complete = False
@@ -93,8 +94,8 @@ class Answer:
         """Send all frames. The first is awaited before the status line."""
         interest = stream.context.interest
         working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
-        headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
-        response = web.StreamResponse(headers={**headers, CODE_HEADER: self._code})
+        headers = {**self._head.headers, REQUEST_ID_HEADER: request[REQUEST_ID]}
+        response = web.StreamResponse(status=self._head.status, headers=headers)
         self._frame_up(request, response, stream.content_length)
         try:
             frame: Frame | None = await outcome(working)
@@ -157,12 +158,20 @@ class Answer:
         self._acked_before = _acked(sock)
         while frame is not None:
             with interest.paused(), clock.stage("send"):
-                for part in joined(frame):
-                    for framed in self._chunk(part):
-                        self._send_all(sock, framed)
-                    self._count_sent(len(part))
+                if isinstance(frame, FileRange):
+                    self._send_all(sock, frame.sender(sock), frame.nbytes)
+                    self._count_sent(frame.nbytes)
+                else:
+                    self._send_frame(sock, frame)
             frame = next(stream.frames, None)
         self._complete = True
+
+    def _send_frame(self, sock: socket.socket, frame: Frame) -> None:
+        for part in joined(frame):
+            for framed in self._chunk(part):
+                view = memoryview(framed).cast("B")
+                self._send_all(sock, lambda done, view=view: sock.send(view[done:]), view.nbytes)  # type: ignore[misc]
+            self._count_sent(len(part))
 
     def _chunk(self, part: Buffer) -> Sequence[Buffer]:
         """Buffers that go into the socket for ``part``."""
@@ -171,13 +180,13 @@ class Answer:
         head = b"%x\r\n" % len(part)
         return (head + part + b"\r\n",) if len(part) <= SMALL_BYTES else (head, part, b"\r\n")
 
-    def _send_all(self, sock: socket.socket, part: Buffer) -> None:
-        """Send ``part`` wholly over a non-blocking socket, as long as its reader keeps pace."""
-        view = memoryview(part).cast("B")
+    def _send_all(self, sock: socket.socket, send: Callable[[int], int], nbytes: int) -> None:
+        """Send all of ``nbytes`` over a non-blocking socket by ``send(done)``, as long as its reader keeps pace."""
         writable: select.poll | None = None
-        while view:
+        done = 0
+        while done < nbytes:
             try:
-                sent = sock.send(view)
+                sent = send(done)
             except BlockingIOError:
                 if writable is None:
                     writable = select.poll()
@@ -187,7 +196,7 @@ class Answer:
                 self._check_reader(sock, since)
             else:
                 self._handed += sent
-                view = view[sent:]
+                done += sent
 
     async def _through_transport(
         self,
@@ -254,9 +263,12 @@ class Answer:
             problem = request[PROBLEM] = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error in a stream", extra={"request_id": request[REQUEST_ID]})
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(ERROR_SECONDS):
-                    await self._send_last(response, error_frame(self._disclosure.of(problem)))
+            if self._head.failed is None:
+                abort(request)
+            else:
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(ERROR_SECONDS):
+                        await self._send_last(response, self._head.failed(problem))
         response.force_close()
         if request.transport is not None:
             request.transport.close()

@@ -56,10 +56,11 @@ def run_server(settings: ServerSettings) -> int:
     if settings.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
         raise UsageError("--exit-with-stdin: standard input is closed already")
     with foreign_output_logged():
-        return _run(settings, read_tenants(settings.tenants, read_token(settings.token_file)))
+        token = read_token(settings.token_file)
+        return _run(settings, read_tenants(settings.tenants, token), token)
 
 
-def _run(settings: ServerSettings, tenants: Tenants) -> int:
+def _run(settings: ServerSettings, tenants: Tenants, token: str | None) -> int:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
     check_exposure(settings, tenants)
     raise_descriptor_limit()
@@ -69,7 +70,7 @@ def _run(settings: ServerSettings, tenants: Tenants) -> int:
     store = open_store(settings.store)
     # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
     Threads(1, "hapi-ping").submit(store.ping).result()
-    service = Service(settings, store)
+    service = Service(settings, store, token)
     application = Application(service, tenants)
     try:
         return event_loop.run(
@@ -188,7 +189,7 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
                 await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
                 return 0
             tell_left_out()
-            idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
+            idle = 0.0 if application.running else idle + HEALTH_SECONDS
             if idle >= IDLE_SECONDS:
                 idle = 0.0
                 await outcome(application.status_threads.submit(give_back_freed_memory))
@@ -202,12 +203,12 @@ async def _drain(application: Application, at_once: asyncio.Event) -> None:
     application.draining = True
     application.scrub.stop()
     seconds = application.service.settings.drain_seconds
-    running = application.admission.running
+    running = application.running
     log.info("draining", extra={"audit": "drain", "running": running, "seconds": seconds})
     deadline = time.monotonic() + seconds
-    while application.admission.running and time.monotonic() < deadline and not at_once.is_set():
+    while application.running and time.monotonic() < deadline and not at_once.is_set():
         await asyncio.sleep(0.05)
-    log.info("stopped", extra={"cut_off": application.admission.running})
+    log.info("stopped", extra={"cut_off": application.running})
     tell_left_out(at_once=True)
 
 

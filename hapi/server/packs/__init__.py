@@ -1,0 +1,1 @@
+"""Packs of stored tensors, given by ranges of HTTP."""

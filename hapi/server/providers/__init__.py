@@ -1,0 +1,1 @@
+"""Several servers over one store: each content has its provider among them, which the others ask first."""
