@@ -40,6 +40,8 @@ os.environ.setdefault("TORCH_HOME", str(_cache_home / "torch"))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
 # Trainings keep nothing unless a test says so: the next one would begin where it left off.
 os.environ.setdefault("HAPI_TRAIN_CACHE", "off")
+# What is loaded comes from where the test says, not from memory that another test filled.
+os.environ.setdefault("HAPI_SHARED_WEIGHTS", "off")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 

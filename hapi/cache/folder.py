@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hapi.cache.file_locks import is_locked, lock_at_once
 from hapi.cache.recovery import recover
 from hapi.cache.segments import seed_of
 from hapi.errors import ConflictError, UsageError
 from hapi.paths import user_path
+from hapi.process.file_locks import is_locked, lock_at_once
 from hapi.wire.references import DatasetReference
 
 MAX_DEFAULT_BYTES = 100 * 10**9

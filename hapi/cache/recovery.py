@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from hapi.cache.file_locks import lock_at_once
 from hapi.cache.segments import (
     FOOT_BYTES,
     HEAD_WORDS,
@@ -27,6 +26,7 @@ from hapi.cache.segments import (
     seed_of,
 )
 from hapi.errors import DataError
+from hapi.process.file_locks import lock_at_once
 
 _HEAD_BYTES = HEAD_WORDS * WORD
 

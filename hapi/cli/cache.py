@@ -10,6 +10,7 @@ from hapi.cache.inventory import computers, count_records, describe, verify
 from hapi.cache.open_folder import default_path
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK
 from hapi.errors import HapiError, NotFoundError, UsageError
+from hapi.models.shared.place import weights_folder
 from hapi.paths import user_path
 from hapi.units import format_bytes, format_duration
 
@@ -65,7 +66,24 @@ def run(args: argparse.Namespace) -> int:
             print("empty")
     except OSError as error:
         raise HapiError(f"{folder.path}: {error.strerror or error}") from None
+    if args.folder is None and not args.only:
+        _weights(args.action)
     return EXIT_OK
+
+
+def _weights(action: str) -> None:
+    """Print a line about weights in shared memory, if there are any, or remove those that no process uses."""
+    folder = weights_folder()
+    if folder is None:
+        return
+    try:
+        if action == "clear" and (removed := folder.clear()):
+            print(f"removed {format_bytes(removed)} of weights in {folder.path}")
+        held, idle = folder.usage()
+    except OSError as error:
+        raise HapiError(f"{folder.path}: {error.strerror or error}") from None
+    if held:
+        print(f"weights in {folder.path}  {format_bytes(held)}, {format_bytes(held - idle)} in use")
 
 
 def _open(name: str | None) -> CacheFolder:

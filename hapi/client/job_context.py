@@ -15,6 +15,7 @@ from hapi.client.augment import augmented
 from hapi.client.connect import Connected, connect, over, share_processors
 from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
 from hapi.client.early_checks import check_views
+from hapi.client.frozen_weights import FrozenWeights
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
@@ -29,6 +30,7 @@ from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import ModelError, UsageError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import check_kernels, in_precision
+from hapi.models.shared.weights import shared_weights
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire.messages import DatasetDescription
@@ -82,6 +84,8 @@ class JobContext:
     """Cache of features and stored samples on this machine; None when nothing is kept."""
     cache_mode: CacheMode
     """Whether the plan decides what is kept."""
+    shared: FrozenWeights | None = None
+    """Frozen weights that other processes of this machine use too; None where each has its own."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
     @property
@@ -114,7 +118,7 @@ class JobContext:
         return self._jobs[split, validation]
 
     def make_jobs(self) -> None:
-        """Make the jobs of every possible split; they name prefixes by digest, so the weights must be loaded."""
+        """Make the jobs of every possible split; they name prefixes by the digests of weights, loaded or not."""
         splits, run = self.candidate_splits if self.strategy else (self.split,), uuid.uuid4().hex
         both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
         for validation, (description, transform) in enumerate(both):
@@ -124,6 +128,15 @@ class JobContext:
                 self._jobs[split, bool(validation)] = replace(
                     job, id=run, windows=windows, precision=self.precision, views=self.views
                 )
+
+    def bring_weights(self, split: int) -> None:
+        """Bring the weights of the layers after ``split`` to the device; errors are those of reading, and of
+        :meth:`place_weights`.
+        """
+        if self.shared is not None:
+            self.shared.bring(split)
+        self.client_model.load_from(split if self.shared is None else self.last_split)
+        self.place_weights(split)
 
     def place_weights(self, split: int) -> None:
         """Bring the weights of the layers after ``split``, which are in memory, to the device in the type that they
@@ -203,6 +216,7 @@ def _build_context(
     frozen = _frozen(layered, freeze, settings.frozen_precision, device)
     strategy, split = resolve_split(frozen, settings.split, freeze)
     training, validation, held_out = hold_out(settings, servers, description)
+    shared, last_split = shared_weights(device), layered.last_split(freeze)
     return JobContext(
         servers=servers,
         urls=connected.urls,
@@ -217,7 +231,7 @@ def _build_context(
         tf32=settings.tf32,
         weights=model.weights,
         freeze=freeze,
-        prefix_digests=tuple(layered.prefix_digests(layered.last_split(freeze))),
+        prefix_digests=tuple(layered.prefix_digests(last_split)),
         candidate_splits=layered.candidate_splits(freeze),
         strategy=strategy,
         split=split,
@@ -233,23 +247,24 @@ def _build_context(
         views=settings.augment_views,
         cache_folder=cache,
         cache_mode=settings.cache,
+        shared=None if shared is None else FrozenWeights(layered, frozen, last_split, shared, model.read),
     )
 
 
 def _load_weights(settings: NetworkSettings, job_context: JobContext) -> None:
     """Bring what runs on this side into its memory, and make the job's requests."""
-    model, split, strategy = job_context.client_model, job_context.split, job_context.strategy
-    layered = job_context.model
+    layered, strategy = job_context.model, job_context.strategy
     # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
     # GPU when it does.
-    first = split if strategy is None else job_context.last_split
+    first = job_context.split if strategy is None else job_context.last_split
     if settings.recheck:
         first = 0
-    model.load_from(min(first, split if strategy is None else job_context.freeze))
     job_context.make_jobs()
     if strategy is None:
         layered.release(first, len(layered))
-    job_context.place_weights(first)
+    job_context.bring_weights(first)
+    if job_context.shared is not None:
+        job_context.shared.share()
 
 
 def _frozen(model: LayeredModel, freeze: int, precision: Precision, device: torch.device) -> LayeredModel:

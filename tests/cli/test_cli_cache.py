@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.weight_tools import Source, contents_of, taken
 
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
@@ -105,3 +106,20 @@ def test_what_is_no_cache_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["cache", action, str(tmp_path)]) == 2
         assert capsys.readouterr().err == f"hapi cache: error: {tmp_path}: is no cache of Hapi\n"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["thesis.tex", "thesis@final"]
+
+
+def test_weights_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HAPI_SHARED_WEIGHTS", "on")
+    monkeypatch.setenv("HAPI_SHARED_WEIGHTS_DIR", str(tmp_path / "weights"))
+    held = taken(tmp_path / "weights", Source(contents_of(50)))
+    assert main(["cache", "ls"]) == 0
+    assert capsys.readouterr().out == f"empty\nweights in {tmp_path}/weights  394.6 KiB, 394.6 KiB in use\n"
+    del held
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out.endswith(f"removed 394.6 KiB of weights in {tmp_path}/weights\n")
+    (tmp_path / "weights").chmod(0o755)
+    assert main(["cache", "clear"]) == 1
+    assert "is not this user's own folder" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def environment(**more: str) -> dict[str, str]:
     """
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HAPI_")}
     path = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
-    alone = {"HAPI_TRAIN_CACHE": "off", "HAPI_SERVER_SHARE_MEMORY": "0"}
+    alone = {"HAPI_TRAIN_CACHE": "off", "HAPI_SERVER_SHARE_MEMORY": "0", "HAPI_SHARED_WEIGHTS": "off"}
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **alone, **more}
 
 

@@ -30,8 +30,7 @@ class FrozenLayers:
         """
         if (start, stop) not in self._suffixes:
             context = self._job_context
-            context.client_model.load_from(start)
-            context.place_weights(start)
+            context.bring_weights(start)
             frozen = context.frozen
             model = context.model if stop == context.last_split else frozen
             self._suffixes[start, stop] = FrozenSuffix(

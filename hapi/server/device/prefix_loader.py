@@ -12,6 +12,8 @@ from hapi.models.devices import does_not_fit
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import check_kernels, in_precision, rounded_weight
+from hapi.models.shared.keys import rounded_key
+from hapi.models.shared.weights import SharedWeights, shared_weights
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
@@ -34,6 +36,7 @@ class PrefixLoader:
         self._store = store
         self._device = device
         self._cache = cache
+        self._shared: SharedWeights | None = shared_weights(device) if cache.reuse else None
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
     def load(self, request: messages.ExtractRequest, batch: int) -> FrozenPrefix:
@@ -75,7 +78,10 @@ class PrefixLoader:
     def _bring(
         self, needs: PrefixTensors, missing: Collection[str], split: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        for key, tensor in needs.bring(missing):
+        brought = needs.bring(missing)
+        if self._shared is not None:
+            brought = self._shared.take({key: needs.forms[key] for key in missing}, needs.bring)
+        for key, tensor in brought:
             yield key, self._to_device(tensor, split)
 
     def _to_device(self, tensor: torch.Tensor, split: int) -> torch.Tensor:
@@ -105,20 +111,20 @@ class PrefixTensors:
         self._source = source
         self._names: dict[str, list[str]] = {}
         self._constants: dict[str, list[str]] = {}
-        self.sizes: dict[str, int] = {}
-        """Bytes by key, in layer order, constants last."""
+        self.forms: dict[str, torch.Tensor] = {}
+        """Tensors of the same form by key, in layer order, constants last."""
         for name in model.tensor_names(0, split):
-            key, form = source.key(name), model.tensors.get(name)
-            if model.rounding is not None and name in model.rounding.names:
-                key = f"{key} as {model.rounding.features} in {form.dtype}"
+            key = rounded_key(model, name, source.key(name))
             self._names.setdefault(key, []).append(name)
-            self.sizes[key] = form.numel() * form.itemsize
+            self.forms[key] = model.tensors.get(name)
         for name in model.constant_names(0, split):
             constant = model.traced.constants[name]
             known = model if model.rounding is None else model.rounding.base
             key = content_key(known.digest_of(name), constant)
             self._constants.setdefault(key, []).append(name)
-            self.sizes[key] = constant.nbytes
+            self.forms[key] = constant
+        self.sizes = {key: form.numel() * form.itemsize for key, form in self.forms.items()}
+        """Bytes by key."""
 
     def bring(self, keys: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the tensors of ``keys`` on the CPU; one is read for names with the same content."""

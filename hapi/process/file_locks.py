@@ -16,6 +16,20 @@ def lock_at_once(descriptor: int) -> bool:
     return True
 
 
+def share_at_once(descriptor: int) -> bool:
+    """Take the lock of an open file together with others; return whether no process had it alone."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Give the lock of an open file back."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def is_locked(path: str | Path) -> bool:
     """Return whether a living process has locked the file at ``path``, alone or with others."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

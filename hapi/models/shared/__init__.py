@@ -1,0 +1,1 @@
+"""Frozen weights that the processes of one machine hold once."""

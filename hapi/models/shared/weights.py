@@ -1,0 +1,159 @@
+"""Frozen weights by key of content, held once by all processes of a user on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+import torch
+
+from hapi.models.shared.folder import OpenPack, WeightsFolder
+from hapi.models.shared.pack import TensorRange
+from hapi.models.shared.place import VARIABLE, weights_folder
+from hapi.models.tensors import tensor_bytes
+from hapi.waiting import check
+
+log = logging.getLogger("hapi.weights")
+
+Load = Callable[[Collection[str]], Iterable[tuple[str, torch.Tensor]]]
+"""Gives the tensors of these keys on the CPU, in any order, verified: their bytes have the digests in the keys."""
+Taken = Iterator[tuple[str, torch.Tensor]]
+
+LOOK_SECONDS = 0.005
+"""Seconds between two looks whether another process has loaded what this one waits for."""
+STALLED_SECONDS = 30.0
+"""Seconds without a byte written after which another process's load is not waited for any more."""
+
+TOUCH_SECONDS = 1.0
+"""Seconds after which a process that loads shows that it goes on, in packs to come too."""
+
+
+class SharedWeights:
+    """Frozen weights in memory that processes share; thread-safe.
+
+    A tensor lies in a pack (:mod:`hapi.models.shared.folder`) that is mapped into every process that uses it, each time
+    by a mapping of its own: what is written into a tensor in place, against all intention, is seen by no other job.
+    A pack counts as used until the last tensor over the mapping is gone. Tensors for which there is no room, and those
+    with strides of their own, are in the process's own memory, as all are where memory cannot be shared.
+    """
+
+    def __init__(self, folder: WeightsFolder) -> None:
+        """Share through ``folder``."""
+        self._folder = folder
+        self._reported = False
+
+    def take(self, wanted: Mapping[str, torch.Tensor], load: Load) -> Taken:
+        """Yield the tensor of each key of ``wanted`` as soon as it is there, in any order.
+
+        One process loads what is missing, in one call of ``load``; others wait for it, and load themselves what it
+        leaves when it fails or dies. What was begun and not yielded when the iterator is closed is given up.
+
+        Args:
+            wanted: forms (shape, dtype, layout) by key; they may be on the meta device.
+            load: brings missing ones.
+        """
+        left = {key: form.nbytes for key, form in wanted.items() if form.nbytes and form.is_contiguous()}
+        own = [key for key in wanted if key not in left]
+        while left:
+            try:
+                division = self._folder.divide(left)
+            except OSError as error:
+                self._tell(error.strerror or str(error))
+                own += left
+                break
+            if division.refused:
+                self._tell("there is no room")
+                own += division.refused
+            ready, refused = self._allocated(division.mine)
+            own += refused
+            coming = [key for pack in ready for key in pack.writer.ranges]
+            for key in (*division.found, *coming, *own):
+                left.pop(key, None)
+            yield from _filled(ready, wanted, load)
+            for key, (mapping, place) in division.found.items():
+                yield key, _tensor(mapping, place, wanted[key])
+            if left and not division.found and not division.mine and not self._wait(division.busy):
+                own += left
+                break
+        if own:
+            yield from load(own)
+
+    def _allocated(self, packs: list[OpenPack]) -> tuple[list[OpenPack], list[str]]:
+        """Take the memory of packs; return those that have it, and the keys of the others."""
+        ready, refused = list[OpenPack](), list[str]()
+        for pack in packs:
+            try:
+                pack.writer.allocate()
+                ready.append(pack)
+            except OSError as error:
+                self._tell(error.strerror or str(error))
+                refused += pack.writer.ranges
+                pack.abandon()
+        return ready, refused
+
+    def _wait(self, busy: Collection[str]) -> bool:
+        """Wait until another process has loaded one of the packs, or has left it; False if that is not waited for."""
+        while True:
+            try:
+                states = [self._folder.state_of(name, STALLED_SECONDS) for name in busy]
+            except OSError:
+                return False
+            if "done" in states:
+                return True
+            if "loading" not in states:
+                return False
+            check()
+            time.sleep(LOOK_SECONDS)
+
+    def _tell(self, reason: str) -> None:
+        if not self._reported:
+            self._reported = True
+            log.warning(
+                "frozen weights are not shared with other processes: %s: %s; give it room, or set %s=off",
+                self._folder.path,
+                reason,
+                VARIABLE,
+            )
+
+
+def _filled(packs: list[OpenPack], wanted: Mapping[str, torch.Tensor], load: Load) -> Taken:
+    """Load the tensors of ``packs``, each of which is sealed and yielded when it is whole."""
+    of_key = {key: pack for pack in packs for key in pack.writer.ranges}
+    pending, touched = set(packs), time.monotonic()
+    try:
+        for key, tensor in load(list(of_key)) if of_key else ():
+            pack = of_key[key]
+            whole = pack.writer.write(key, tensor_bytes(tensor))
+            del tensor
+            if time.monotonic() - touched > TOUCH_SECONDS:
+                touched = time.monotonic()
+                for other in pending:
+                    other.writer.touch()
+            if whole:
+                mapping = pack.seal()
+                pending.remove(pack)
+                for name, place in pack.writer.ranges.items():
+                    yield name, _tensor(mapping, place, wanted[name])
+                del mapping
+        if pending:
+            raise KeyError(f"{len(pending)} packs of weights were not loaded whole")
+    finally:
+        for pack in pending:
+            with contextlib.suppress(OSError):
+                pack.abandon()
+
+
+def _tensor(mapping: mmap.mmap, place: TensorRange, form: torch.Tensor) -> torch.Tensor:
+    flat = torch.frombuffer(mapping, dtype=form.dtype, count=form.numel(), offset=place.start)
+    return flat.reshape(form.shape)
+
+
+def shared_weights(device: torch.device) -> SharedWeights | None:
+    """Return the weights that this process shares on ``device``; None where it shares none, as on a GPU, whose weights
+    are in the host's memory on their way only. Raises as :func:`weights_folder`.
+    """
+    folder = weights_folder()
+    return None if folder is None or device.type != "cpu" else SharedWeights(folder)
