@@ -23,7 +23,7 @@ from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import push
+from hapi.repository.push import push
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 

@@ -34,7 +34,7 @@ from benchmarks.testbed.tiers import START_SECONDS, environment, last_line, proc
 from hapi.data.dataset import find_dataset
 from hapi.errors import TransportError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import zoo_reference
+from hapi.repository.prefix import zoo_reference
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 

@@ -15,7 +15,7 @@ from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.repository.built import prefix_bytes
-from hapi.repository.repository import push
+from hapi.repository.push import push
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 

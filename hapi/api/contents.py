@@ -9,7 +9,7 @@ from hapi.data.listing import list_datasets as datasets_of
 from hapi.data.verify import verify_dataset
 from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage, Progress, VerifyReport
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 
 __all__ = ("is_model", "list_datasets", "verify")
 
@@ -42,7 +42,7 @@ def verify(
         NotFoundError: there is neither a dataset nor a model of this name.
         StoreError: the store itself fails.
     """
-    url, name = split_address(address)
+    url, name = split_model_address(address)
     store = open_store(url)
     if is_model(store, name) if model is None else model:
         from hapi.repository.verify import verify_model  # brings torch
@@ -64,8 +64,9 @@ def verify(
 
 
 def is_model(store: ObjectStore, name: str) -> bool:
-    """Return whether ``name`` in ``store`` is a pushed model and not a dataset."""
-    return name not in store.list_names("datasets") and name in store.list_names("models")
+    """Return whether ``name``, or NAME@REF, in ``store`` is a pushed model and not a dataset."""
+    name, at, _ = name.partition("@")
+    return (bool(at) or name not in store.list_names("datasets")) and name in store.list_names("models")
 
 
 def list_datasets(store: str) -> list[DatasetSummary]:

@@ -11,10 +11,13 @@ from hapi.models.model_file import read_card
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import FILE_SUFFIXES, with_seed
 from hapi.models.zoo.weights import file_state
-from hapi.repository import repository
-from hapi.repository.repository import ModelSummary
+from hapi.repository import opening
+from hapi.repository.opening import ModelSummary
+from hapi.repository.push import Pushed, PushProgress, silent
+from hapi.repository.push import push as push_layers
 from hapi.repository.stored import StoredModel
-from hapi.store.open import open_store, split_address
+from hapi.repository.versions import add_tag, drop_versions
+from hapi.store.open import open_store, split_address, split_model_address
 
 __all__ = ("list_models", "open_model", "push")
 
@@ -28,7 +31,6 @@ def push(
     input_size: int | None = None,
     blocks: Sequence[str] = (),
     replace: bool = False,
-    force_lock: bool = False,
 ) -> StoredModel:
     """Build a model and put its weights into a store, layer by layer, as ``hapi push`` does.
 
@@ -48,12 +50,48 @@ def push(
         num_classes: classes of the head; None leaves it as it is.
         input_size: side of the square RGB input, in pixels; None: 224, or the model file's.
         blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
-        replace: replace the model of this name.
-        force_lock: take the lock of another writer that is known to be dead.
+        replace: remove the earlier versions of this name that no tag holds.
 
     Raises:
-        ConflictError: the name is taken, or is being pushed.
         ModelError: the model cannot be built, traced or loaded as asked.
+    """
+    return push_model(
+        model,
+        address,
+        weights=weights,
+        num_classes=num_classes,
+        input_size=input_size,
+        blocks=blocks,
+        replace=replace,
+    ).model
+
+
+def push_model(
+    model: str,
+    address: str,
+    *,
+    weights: str | None = None,
+    num_classes: int | None = None,
+    input_size: int | None = None,
+    blocks: Sequence[str] = (),
+    replace: bool = False,
+    repair: bool = False,
+    tag: str | None = None,
+    progress: PushProgress = silent,
+) -> Pushed:
+    """Do as :func:`push`, and say what was written.
+
+    Args:
+        model: see :func:`push`, also for the arguments that are not here.
+        address: STORE/NAME.
+        weights: the weights.
+        num_classes: classes of the head.
+        input_size: side of the input.
+        blocks: layers' ends.
+        replace: remove earlier versions.
+        repair: check and mend what the store has of the tensors.
+        tag: name of the version.
+        progress: told of it.
     """
     if model.endswith(FILE_SUFFIXES):
         spec = _spec_of_file(model, weights)
@@ -70,7 +108,13 @@ def push(
     url, name = split_address(address)
     store = open_store(url)
     built = build(spec, allow_import=True)
-    return repository.push(store, name, built, spec, replace_existing=replace, force_lock=force_lock)
+    pushed = push_layers(store, name, built, spec, repair=repair, progress=progress)
+    version = pushed.model.manifest.version
+    if tag is not None:
+        add_tag(store, name, tag, version)
+    if replace:
+        drop_versions(store, name, before=version)
+    return pushed
 
 
 def _spec_of_file(model: str, weights: str | None) -> ModelSpec:
@@ -99,15 +143,15 @@ def open_model(address: str, digest: str | None = None) -> StoredModel:
     [('features.0.bias', (64,))]
 
     Args:
-        address: STORE/NAME.
+        address: STORE/NAME for the latest version, STORE/NAME@VERSION, STORE/NAME@TAG or STORE/NAME@DIGEST.
         digest: the digest that the model must have; None for any.
 
     Raises:
         NotFoundError: there is no such model; the message names those that are there.
-        ConflictError: the model has another digest, as it was replaced.
+        ConflictError: the model has another digest.
     """
-    url, name = split_address(address)
-    return repository.open_model(open_store(url), name, digest)
+    url, reference = split_model_address(address)
+    return opening.open_model(open_store(url), reference, digest)
 
 
 def list_models(store: str) -> list[ModelSummary]:
@@ -118,4 +162,4 @@ def list_models(store: str) -> list[ModelSummary]:
     >>> [(found.name, found.architecture, found.problem) for found in hapi.list_models("store")]
     [('squeeze', 'squeezenet1_1', None)]
     """
-    return repository.list_models(open_store(store))
+    return opening.list_models(open_store(store))

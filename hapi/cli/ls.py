@@ -10,14 +10,21 @@ from typing import Any
 
 from hapi.data.listing import DatasetSummary, describe, list_datasets
 from hapi.data.replaced import list_replaced
-from hapi.errors import HapiError, NotFoundError, UsageError
+from hapi.errors import BadRequestError, HapiError, NotFoundError, UsageError
+from hapi.repository.versions import (
+    list_tags,
+    list_versions,
+    parse_reference,
+    read_document,
+    resolve,
+    version_key,
+)
 from hapi.store.base import ObjectStore
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 from hapi.text import MESSAGE_CHARACTERS, printable
-from hapi.wire.documents import parse_document
 
 _KIND_WORDS = {"multi": "several labels a sample", "regression": "numbers as labels"}
-_MODEL_FIELDS = ("architecture", "digest", "bytes")
+_MODEL_FIELDS = ("version", "architecture", "digest", "bytes", "created", "parent")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 def _detail(address: str) -> dict[str, Any] | None:
     """The dataset or model at STORE/NAME; None when there is none."""
     try:
-        url, name = split_address(address)
+        url, name = split_model_address(address)
     except UsageError:
         return None
     store = open_store(url)
-    summary = describe(store, name)
+    summary = None if "@" in name else describe(store, name)
     if summary is not None:
         return {**_dataset(summary), "replaced": [str(known) for known in list_replaced(store, name)]}
-    return _model(store, name) if name in store.list_names("models") else None
+    return _model(store, name) if name.partition("@")[0] in store.list_names("models") else None
 
 
 def _dataset(summary: DatasetSummary) -> dict[str, Any]:
@@ -80,19 +87,24 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
     }
 
 
-def _model(store: ObjectStore, name: str) -> dict[str, Any]:
-    """A pushed model's ``model.json`` as far as it concerns a listing."""
+def _model(store: ObjectStore, reference: str) -> dict[str, Any]:
+    """A version of a pushed model (the latest without any) as far as it concerns a listing."""
     try:
-        document = parse_document(store.get(f"models/{name}/model.json"))
-    except NotFoundError:
+        address = parse_reference(reference)
+    except BadRequestError as error:
+        return {"name": reference, "state": "damaged", "problem": str(error)}
+    name, versions = address.name, list_versions(store, address.name)
+    if not versions:
         return {"name": name, "state": "incomplete"}
+    try:
+        document = read_document(store, version_key(name, resolve(store, address)))
+        tags = {tag.name: tag.version for tag in list_tags(store, name).values()}
+    except NotFoundError:
+        raise
     except (ValueError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
-    if not isinstance(document, dict):
-        return {"name": name, "state": "damaged", "problem": "model.json is no object"}
-    spec = document.get("spec")
-    known = {**(spec if isinstance(spec, dict) else {}), **document}
-    return {"name": name, "state": "whole", **{key: known.get(key) for key in _MODEL_FIELDS}}
+    known = {key: document.get(key) for key in _MODEL_FIELDS}
+    return {"name": name, "state": "whole", **known, "versions": versions, "tags": tags}
 
 
 def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
@@ -123,8 +135,10 @@ def _print_models(models: Sequence[dict[str, Any]]) -> None:
         size = f"{m['bytes'] / 1e6:.1f} MB" if isinstance(m.get("bytes"), int) else "-"
         state = m["state"] if "problem" not in m else f"{m['state']}: {m['problem']}"
         digest = str(m.get("digest") or "-")[:12]
-        rows.append([m["name"], str(m.get("architecture") or "-"), digest, size, state])
-    _table(["MODEL", "ARCHITECTURE", "DIGEST", "SIZE", "STATE"], rows)
+        tags = ", ".join(f"{tag}={version}" for tag, version in m.get("tags", {}).items()) or "-"
+        version = str(m.get("version") or "-")
+        rows.append([m["name"], version, tags, str(m.get("architecture") or "-"), digest, size, state])
+    _table(["MODEL", "VERSION", "TAGS", "ARCHITECTURE", "DIGEST", "SIZE", "STATE"], rows)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> None:

@@ -36,10 +36,11 @@ GROUPS = {
         "push": "put a model's weights into a store",
         "show": "print a pushed model's layers, and which models share them",
         "diff": "name the layers in which two pushed models differ",
+        "tag": "name a version of a pushed model, or list its versions and tags",
         "ls": "list the datasets and models of a store",
         "verify": "read a whole dataset or pushed model and check every checksum",
         "rm": "take a dataset or a pushed model out of a store",
-        "gc": "free what belongs to no dataset or model of a store: old versions, rests of killed commands",
+        "gc": "free what no dataset or model of a store needs: old versions, unused tensors, rests of killed commands",
     },
     "operation": {
         "status": "say what a server does now",
@@ -51,11 +52,11 @@ GROUPS = {
 ``configure`` and ``run``, here or in one of ``FOLDERS``."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 FOLDERS = {
-    **dict.fromkeys(("push", "show", "diff", "layers", "predict", "evaluate", "export"), "models."),
+    **dict.fromkeys(("push", "show", "diff", "tag", "layers", "predict", "evaluate", "export"), "models."),
     **dict.fromkeys(("rm", "gc"), "stores."),
 }
 """Folder of the modules that are not here."""
-WORKING = frozenset(("pack", "index", "push", "rm", "gc"))
+WORKING = frozenset(("pack", "index", "push", "tag", "rm", "gc"))
 """Commands whose work counts even without their output."""
 
 

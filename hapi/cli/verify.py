@@ -7,7 +7,7 @@ import argparse
 from hapi.api.contents import is_model, verify
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line for each damage, then a summary; exit code 1 when there is any."""
-    url, name = split_address(args.address)
+    url, name = split_model_address(args.address)
     model = args.model or is_model(open_store(url), name)
     with TransferBar(f"verifying {name}", args.quiet, by_bytes=model) as bar:
         report = verify(

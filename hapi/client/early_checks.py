@@ -54,7 +54,11 @@ def check_names(settings: SessionSettings) -> None:
     for flag, folder, name in (
         ("--dataset", "datasets", settings.dataset),
         ("--validation", "datasets", validation),
-        ("--model", "models", settings.model.removeprefix(STORE_PREFIX) if pushed else None),
+        (
+            "--model",
+            "models",
+            settings.model.removeprefix(STORE_PREFIX).partition("@")[0] if pushed else None,
+        ),
     ):
         if name is not None:
             _check_stored(store, folder, given_name(name, flag), flag)

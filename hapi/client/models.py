@@ -4,8 +4,6 @@ layers.
 
 from __future__ import annotations
 
-import shlex
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,26 +12,24 @@ import torch
 from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
+from hapi.errors import ConflictError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import is_file, with_seed
+from hapi.repository.entries import TensorEntry
+from hapi.repository.manifest import ModelManifest, structure_of_document
+from hapi.repository.prefix import store_reference, zoo_reference
+from hapi.repository.push import push
 from hapi.repository.pushed import PushedModel
-from hapi.repository.repository import open_model, push, store_reference, zoo_reference
-from hapi.repository.weights_file import TensorEntry
+from hapi.repository.structure import ModelStructure
 from hapi.store.open import open_store
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
-from hapi.wire.references import ModelReference, given_name
+from hapi.wire.references import ModelReference, given_model
 from hapi.wire.transport.http import Transport
-
-PUSH_SECONDS = 120.0
-"""Longest wait for another job that pushes the same weights."""
-_LOOK_SECONDS = 0.2
-"""Seconds between two looks whether it is done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +44,13 @@ class ClientModel:
     load_from: Callable[[int], None]
     """Make sure that the weights of the layers after this one are in memory."""
     weights: str
-    """Final source of the weights: ``random:SEED``, a library's name, or ``pushed:NAME``."""
+    """Final source of the weights: ``random:SEED``, a library's name, or ``pushed:NAME@VERSION``."""
     spec: ModelSpec
     """How the model is built, with its head for the dataset's classes."""
     read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
     """Read parameters and buffers once more from where the weights came from, by name, on the CPU."""
     pushed: str | None = None
-    """Name of the pushed model that they come from; None for weights that every tier can make."""
+    """Pushed model that they come from, as NAME@VERSION; None for weights that every tier can make."""
 
 
 def open_client_model(
@@ -83,7 +79,7 @@ def open_client_model(
         UsageError: weights from a file and no store; the message says how to push them.
     """
     if settings.model.startswith(STORE_PREFIX):
-        name = given_name(settings.model.removeprefix(STORE_PREFIX), "--model")
+        name = given_model(settings.model.removeprefix(STORE_PREFIX), "--model")
         return _pushed(settings, servers, name, settings.allow_model, seed, classes, shape)
     spec = ModelSpec(
         architecture=settings.model,
@@ -128,33 +124,15 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
 
 
 def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:
-    """The name under which the weights are in ``store``, pushed by this job or by another one with the same file.
-
-    :class:`ConflictError` when another one has not got done with it in ``PUSH_SECONDS``.
-    """
+    """The name under which the weights are in ``store``, pushed by this job or by another one with the same file."""
     if store is None:
         raise UsageError(
             f"--weights {spec.weights}: the server must read these weights too; push them into its store with "
             f"'hapi push {spec.architecture} STORE/NAME --weights {spec.weights}' and train with --model store:NAME"
         )
     name = f"file-{layered.prefix_digest(len(layered))[:16]}"
-    target = open_store(store)
-    by_hand = ["hapi", "push", spec.architecture, f"{target.url}/{name}", "--weights", spec.weights]
-    by_hand += ["--input-size", str(spec.input_shape[-1]), "--force-lock"]
-    by_hand += ["--blocks", ",".join(spec.blocks)] if spec.blocks else []
-    deadline = time.monotonic() + PUSH_SECONDS
-    while True:
-        try:
-            push(target, name, layered, spec, advice=f"run '{shlex.join(by_hand)}' and this again")
-            return name
-        except ConflictError as conflict:
-            try:
-                open_model(target, name)  # the same content is there already
-                return name
-            except NotFoundError:  # another job is pushing it
-                if time.monotonic() >= deadline:
-                    raise conflict from None
-        time.sleep(_LOOK_SECONDS)
+    push(open_store(store), name, layered, spec)
+    return name
 
 
 def _pushed(
@@ -167,7 +145,7 @@ def _pushed(
     shape: tuple[int, ...],
 ) -> ClientModel:
     """Model ``name`` as a server describes it; made by a factory only if that is ``allowed``."""
-    pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}", provider_of=name))
+    pushed = _describe(servers, name)
     if settings.blocks and settings.blocks != pushed.spec.blocks:
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
     check_allowed(pushed.spec.architecture, allowed, name)
@@ -190,11 +168,19 @@ def _pushed(
         layered,
         lambda split: store_reference(pushed, layered, split),
         load_from,
-        f"pushed:{name}",
+        f"pushed:{pushed.reference}",
         spec,
         read,
-        name,
+        pushed.reference,
     )
+
+
+def _describe(servers: ServerPool, name: str) -> PushedModel:
+    """Model ``name`` (a reference) as a server describes it."""
+    document = servers.call("GET", f"{messages.MODELS_PATH}/{name}", provider_of=name)
+    path = f"{messages.STRUCTURES_PATH}/{structure_of_document(document)}"
+    structure = ModelStructure.from_json(servers.call("GET", path, provider_of=name))
+    return PushedModel(ModelManifest.from_json(document, structure))
 
 
 def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:
@@ -219,7 +205,7 @@ def _fetch(
     if not entries:
         return []
     request = messages.TensorsRequest(
-        name=pushed.name, digest=pushed.digest, names=tuple(e.name for e in entries)
+        name=pushed.reference, digest=pushed.digest, names=tuple(e.name for e in entries)
     )
     buffers = [tensor_bytes(torch.empty(e.nbytes, dtype=torch.uint8)) for e in entries]
 

@@ -1,9 +1,11 @@
 """``hapi rm`` and ``hapi gc``: datasets and models that are taken away, and objects that belong to nothing.
 
-Every step is taken by the holder of the name's lock, so nothing is removed that somebody writes just now. A dataset
-or model ends with its manifest, which is removed first. What a kill leaves after that belongs to nothing, and the next
+A dataset's objects are removed by the holder of the name's lock, so nothing is removed that somebody writes just now.
+It ends with its manifest, which is removed first. What a kill leaves after that belongs to nothing, and the next
 ``hapi gc`` or ``hapi rm`` removes it. A dataset's shards stay for jobs that run with it, as those of a replaced version
-do (:mod:`hapi.data.replaced`).
+do (:mod:`hapi.data.replaced`). A model ends with its tags and versions, which nobody else writes again. The packs of
+its tensors stay for other models, until ``hapi gc`` finds that none needs them
+(:mod:`hapi.repository.packs.collect`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,14 @@ from hapi.data.manifest import Manifest, dataset_prefix, load_manifest, manifest
 from hapi.data.replaced import KEEP_OLD_SECONDS, keep, kept
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
 from hapi.ingest.transaction import Packing
+from hapi.repository.packs.collect import collect_packs
+from hapi.repository.versions import list_tags, model_prefix, parse_reference, resolve, version_key
 from hapi.store.base import ObjectInfo, ObjectStore, is_key
 from hapi.store.locking.locks import is_lock_object
 from hapi.units import format_duration
-from hapi.wire.documents import parse_document
-from hapi.wire.references import NAME_PATTERN, check_name
+from hapi.wire.references import NAME_PATTERN
 
-Kind = Literal["dataset", "model"]
-FOLDERS: dict[str, Kind] = {"datasets": "dataset", "models": "model"}
-PUSH_LOCK, MODEL_FILE = "push.lock", "model.json"
+Kind = Literal["dataset", "model", "repository"]
 UNFINISHED_SECONDS = 24 * 3600.0
 """Age from which an unfinished packing that nobody works on belongs to nothing, unless ``--older-than`` says so."""
 
@@ -78,21 +79,67 @@ def remove(
         NotFoundError: there is no such dataset or model.
         ConflictError: it is being written.
     """
-    kind: Kind = "model" if model else "dataset"
-    found = _removal(store, kind, name, keep_old)
+    if model:
+        return remove_model(store, name, dry_run=dry_run)
+    found = _removal(store, name, keep_old)
     if not found.objects and not found.staying:
-        raise NotFoundError(
-            f"there is no {kind} {name!r} in {store.url}; 'hapi ls {store.url}' lists what is there"
-        )
+        raise _unknown(store, "dataset", name)
     if dry_run:
         return found
-    with store.lock(_lock(kind, name), force=force_lock) as lease:
-        manifest = _manifest(store, name) if kind == "dataset" else None
+    with store.lock(_lock(name), force=force_lock) as lease:
+        manifest = _manifest(store, name)
         if manifest is not None:
             keep(store, manifest, keep_old)
-        found = _removal(store, kind, name, keep_old)
+        found = _removal(store, name, keep_old)
         lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
         _delete(store, found)
+    return found
+
+
+def _unknown(store: ObjectStore, kind: Kind, name: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no {kind} {name!r} in {store.url}; 'hapi ls {store.url}' lists what is there"
+    )
+
+
+def remove_model(store: ObjectStore, reference: str, *, dry_run: bool = False) -> Removal:
+    """Remove a pushed model with its tags, or one version of it.
+
+    Args:
+        store: where it lies.
+        reference: NAME for all its versions; NAME@VERSION, NAME@TAG or NAME@DIGEST for one.
+        dry_run: change nothing.
+
+    Raises:
+        NotFoundError: there is no such model or version.
+        ConflictError: the version has a tag.
+    """
+    address = parse_reference(reference)
+    if address.wanted is not None:
+        version = resolve(store, address)
+        tags = [tag.name for tag in list_tags(store, address.name).values() if tag.version == version]
+        if tags:
+            raise ConflictError(
+                f"version {version} of model {address.name!r} is tagged {', '.join(tags)}; move the tag first"
+                " (hapi tag), or remove the whole model"
+            )
+        key = version_key(address.name, version)
+        found = Removal(
+            "model",
+            reference,
+            tuple(info for info in store.list(model_prefix(address.name)) if info.key == key),
+        )
+    else:
+        objects = store.list(model_prefix(address.name))
+        if not objects:
+            raise _unknown(store, "model", address.name)
+        tags_first = sorted(
+            objects, key=lambda info: (f"{model_prefix(address.name)}/tags/" not in info.key, info.key)
+        )
+        found = Removal("model", reference, tuple(tags_first))
+    if not dry_run:
+        for info in found.objects:
+            store.delete(info.key)
     return found
 
 
@@ -113,43 +160,48 @@ def collect(
         NotFoundError: there is no such store.
     """
     store.ping()
-    for folder, kind in FOLDERS.items():
-        for name in store.list_names(folder):
-            if NAME_PATTERN.fullmatch(name):
-                yield _collected(store, kind, name, older_than, dry_run)
+    for name in store.list_names("datasets"):
+        if NAME_PATTERN.fullmatch(name):
+            yield _collected(store, name, older_than, dry_run)
+    packs = _collected_packs(store, dry_run)
+    if packs.objects or packs.notes:
+        yield packs
 
 
-def _collected(store: ObjectStore, kind: Kind, name: str, older_than: float, dry_run: bool) -> Removal:
+def _collected(store: ObjectStore, name: str, older_than: float, dry_run: bool) -> Removal:
     if dry_run:
-        return _garbage(store, kind, name, older_than)
+        return _garbage(store, name, older_than)
     try:
-        with store.lock(_lock(kind, name)) as lease:
-            found = _garbage(store, kind, name, older_than)
+        with store.lock(_lock(name)) as lease:
+            found = _garbage(store, name, older_than)
             lease.check()
             _delete(store, found)
             return found
     except ConflictError as error:
-        return Removal(kind, name, notes=(str(error),))
+        return Removal("dataset", name, notes=(str(error),))
+
+
+def _collected_packs(store: ObjectStore, dry_run: bool) -> Removal:
+    try:
+        return Removal("repository", "tensors of models", collect_packs(store, dry_run=dry_run))
+    except (ConflictError, DataError) as error:
+        return Removal("repository", "tensors of models", notes=(str(error),))
 
 
 def _delete(store: ObjectStore, found: Removal) -> None:
     for info in found.objects:
         store.delete(info.key)
-    store.clean_temporary(_prefix(found.kind, found.name))
+    store.clean_temporary(dataset_prefix(found.name))
 
 
-def _prefix(kind: Kind, name: str) -> str:
-    return dataset_prefix(name) if kind == "dataset" else f"models/{check_name(name, 'model')}"
+def _lock(name: str) -> str:
+    return f"{dataset_prefix(name)}/{LOCK_NAME}"
 
 
-def _lock(kind: Kind, name: str) -> str:
-    return f"{_prefix(kind, name)}/{LOCK_NAME if kind == 'dataset' else PUSH_LOCK}"
-
-
-def _objects(store: ObjectStore, kind: Kind, name: str) -> list[ObjectInfo]:
-    """All objects of a name but those of its lock, which only its holders remove."""
-    lock = _lock(kind, name)
-    found = store.list(_prefix(kind, name))
+def _objects(store: ObjectStore, name: str) -> list[ObjectInfo]:
+    """All objects of a dataset but those of its lock, which only its holders remove."""
+    lock = _lock(name)
+    found = store.list(dataset_prefix(name))
     return [info for info in found if is_key(info.key) and not is_lock_object(info.key, lock)]
 
 
@@ -161,18 +213,15 @@ def _manifest(store: ObjectStore, name: str) -> Manifest | None:
         return None
 
 
-def _removal(store: ObjectStore, kind: Kind, name: str, keep_old: float) -> Removal:
-    """All objects of a name but those that stay for running jobs; the manifest goes first."""
-    objects = _objects(store, kind, name)
-    staying: set[str] = set()
-    if kind == "dataset":
-        staying = kept(store, name, None, [info.key for info in objects], keep_old)
-        manifest = _manifest(store, name)
-        if manifest is not None and keep_old > 0:
-            staying |= _pack_of(manifest, objects)
-    last = (manifest_key(name),) if kind == "dataset" else (f"{_prefix(kind, name)}/{MODEL_FILE}",)
-    going = _ordered(kind, name, (info for info in objects if info.key not in staying), last)
-    return Removal(kind, name, going, sum(info.size for info in objects if info.key in staying))
+def _removal(store: ObjectStore, name: str, keep_old: float) -> Removal:
+    """All objects of a dataset but those that stay for running jobs; the manifest goes first."""
+    objects = _objects(store, name)
+    staying = kept(store, name, None, [info.key for info in objects], keep_old)
+    manifest = _manifest(store, name)
+    if manifest is not None and keep_old > 0:
+        staying |= _pack_of(manifest, objects)
+    going = _ordered(name, (info for info in objects if info.key not in staying), (manifest_key(name),))
+    return Removal("dataset", name, going, sum(info.size for info in objects if info.key in staying))
 
 
 def _pack_of(manifest: Manifest, objects: Sequence[ObjectInfo]) -> set[str]:
@@ -182,12 +231,10 @@ def _pack_of(manifest: Manifest, objects: Sequence[ObjectInfo]) -> set[str]:
     return {key for key in keys if not key.endswith(".part.safetensors")}
 
 
-def _ordered(
-    kind: Kind, name: str, objects: Iterable[ObjectInfo], first: Sequence[str] = ()
-) -> tuple[ObjectInfo, ...]:
+def _ordered(name: str, objects: Iterable[ObjectInfo], first: Sequence[str] = ()) -> tuple[ObjectInfo, ...]:
     """Manifests, then records of what is replaced, then the rest: whatever is cut short leaves too much."""
-    early = (*first, f"{_prefix(kind, name)}/{PACKING_NAME}")
-    records = f"{_prefix(kind, name)}/replaced/"
+    early = (*first, f"{dataset_prefix(name)}/{PACKING_NAME}")
+    records = f"{dataset_prefix(name)}/replaced/"
 
     def rank(info: ObjectInfo) -> tuple[int, str]:
         known = early.index(info.key) if info.key in early else len(early)
@@ -196,17 +243,15 @@ def _ordered(
     return tuple(sorted(objects, key=rank))
 
 
-def _garbage(store: ObjectStore, kind: Kind, name: str, older_than: float) -> Removal:
-    """The objects of a name that belong to nothing."""
-    objects = _objects(store, kind, name)
+def _garbage(store: ObjectStore, name: str, older_than: float) -> Removal:
+    """The objects of a dataset that belong to nothing."""
+    objects = _objects(store, name)
     try:
-        known, notes = (_dataset_parts if kind == "dataset" else _model_parts)(
-            store, name, objects, older_than
-        )
+        known, notes = _dataset_parts(store, name, objects, older_than)
     except (DataError, BadRequestError) as error:
-        return Removal(kind, name, notes=(f"left alone, since it is damaged: {error}",))
-    going = _ordered(kind, name, (info for info in objects if info.key not in known))
-    return Removal(kind, name, going, notes=tuple(notes))
+        return Removal("dataset", name, notes=(f"left alone, since it is damaged: {error}",))
+    going = _ordered(name, (info for info in objects if info.key not in known))
+    return Removal("dataset", name, going, notes=tuple(notes))
 
 
 def _dataset_parts(
@@ -230,19 +275,3 @@ def _dataset_parts(
     folder = f"{dataset_prefix(name)}/{packing.pack}/"
     known |= {key for key in keys if key.startswith(folder)} | {f"{dataset_prefix(name)}/{PACKING_NAME}"}
     return known, [f"unfinished, begun {format_duration(max(0.0, age))} ago: kept for 'hapi pack' to go on"]
-
-
-def _model_parts(
-    store: ObjectStore, name: str, objects: Sequence[ObjectInfo], older_than: float
-) -> tuple[set[str], list[str]]:
-    """The keys that belong to a pushed model; a push that was killed left nothing of use."""
-    key = f"{_prefix('model', name)}/{MODEL_FILE}"
-    try:
-        document = parse_document(store.get(key))
-    except NotFoundError:
-        return set(), []
-    except ValueError as error:
-        raise DataError(f"{key} is not JSON: {error}") from None
-    push = check_name(document.get("push") if isinstance(document, dict) else None, "push")
-    folder = f"{_prefix('model', name)}/{push}/"
-    return {key} | {info.key for info in objects if info.key.startswith(folder)}, []

@@ -35,7 +35,7 @@ from hapi.paths import user_path
 from hapi.store.safetensors import encode_header
 from hapi.wire.documents import parse_document
 from hapi.wire.labels import LabelKind, check_label_kind
-from hapi.wire.references import DatasetReference, TransformSpec, check_name
+from hapi.wire.references import DatasetReference, TransformSpec, check_model
 
 _FORMAT = "pt"
 """The library's word for tensors of PyTorch; others' readers ask for it."""
@@ -111,7 +111,7 @@ class ModelCard:
                 raise BadRequestError(f"metadata {name}: expected a number from 0 on")
         return cls(
             spec=ModelSpec.from_json(found["spec"]),
-            pushed=None if found["pushed"] is None else check_name(found["pushed"], "metadata pushed"),
+            pushed=None if found["pushed"] is None else check_model(found["pushed"], "metadata pushed"),
             classes=tuple(classes),
             label_kind=check_label_kind(found["label_kind"], "metadata label_kind"),
             transform=None if found["transform"] is None else TransformSpec.from_json(found["transform"]),

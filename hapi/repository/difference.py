@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hapi.repository.manifest import LayerEntry, ModelManifest
+from hapi.repository.manifest import ModelManifest
 from hapi.repository.relatives import shared_prefix
+from hapi.repository.structure import LayerEntry
 
 Change = Literal["weights", "tensors", "operations", "only in the first", "only in the second"]
 """Other content of the same tensors; tensors of other names, shapes or types; other operations, settings or

@@ -1,55 +1,54 @@
-"""``model.json``: description of a pushed model, and the location of each tensor."""
+"""The manifest of one version of a pushed model: its build, its identity, and the location of each tensor."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import xxhash
 
-from hapi.errors import BadRequestError, DataError
+from hapi.errors import BadRequestError, ConflictError, DataError
 from hapi.models.graph.architecture import LayerIdentity
 from hapi.models.zoo.build import ModelSpec
-from hapi.repository.weights_file import TensorEntry
+from hapi.repository.entries import TensorEntry, check_checksum
+from hapi.repository.packs.place import PACK_PATTERN, pack_id, pack_key
+from hapi.repository.structure import LayerEntry, ModelStructure
+from hapi.repository.versions import version_key
 from hapi.wire.documents import check_int, parse_document, strict_fields
-from hapi.wire.references import check_digest, check_name
+from hapi.wire.references import check_digest, check_model, check_name
 
-FORMAT = 3
+FORMAT = 4
 _FIELDS = (
-    "format", "name", "push", "architecture", "spec", "digest", "digests", "identities", "bytes", "classes",
-    "default_freeze", "layers", "tensors", "checksum",
+    "format", "name", "version", "created", "parent", "structure", "architecture", "spec", "digest", "digests",
+    "contents", "bytes", "classes", "default_freeze", "packs", "tensors", "checksum",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LayerEntry:
-    """One layer as it was when the model was pushed."""
-
-    name: str
-    shape: tuple[int, ...]
-    tensors: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelManifest:
-    """Everything about a pushed model but its weights."""
+    """Everything about one version of a pushed model but its weights."""
 
     name: str
-    push: str
-    """Id of this push; replacing a model writes another."""
-    spec: ModelSpec
+    version: int
+    """Number of the version, from 1; 0 before it is written."""
+    created: str
+    """UTC, ISO 8601."""
+    parent: str | None
+    """The pushed model that it was fine-tuned from, as NAME@VERSION; None if that is unknown."""
+    structure: ModelStructure
+    spec: ModelSpec | None
+    """None for a model of tensors only, which nobody can build."""
     digests: tuple[str, ...]
     """Front digest per split, 0 to L."""
-    identities: tuple[LayerIdentity, ...]
-    """Identity of splits 0 to L, whatever the names in the model (DStore, Algorithm 1)."""
+    contents: tuple[str, ...]
+    """Identity of splits 0 to L, whatever the names in the model, with the tensors' content (DStore, Algorithm 1)."""
     classes: int | None
     """Outputs of the head; None when they cannot be told."""
     default_freeze: int | None
-    layers: tuple[LayerEntry, ...]
     tensors: Mapping[str, TensorEntry]
-    """Tensors by name, in file order, which is layer order."""
+    """Tensors by name, in layer order."""
 
     @property
     def digest(self) -> str:
@@ -57,114 +56,161 @@ class ModelManifest:
         return self.digests[-1]
 
     @property
+    def reference(self) -> str:
+        """Name with the version: NAME@VERSION."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def key(self) -> str:
+        """Key of the manifest."""
+        return version_key(self.name, self.version)
+
+    @property
+    def layers(self) -> tuple[LayerEntry, ...]:
+        """Its layers."""
+        return self.structure.layers
+
+    @property
+    def identities(self) -> tuple[LayerIdentity, ...]:
+        """Identity of splits 0 to L, by structure and by content."""
+        return tuple(map(LayerIdentity, self.structure.identities, self.contents))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
     @property
-    def weights_key(self) -> str:
-        """Key of the weights file."""
-        return f"{model_prefix(self.name)}/{self.push}/weights.safetensors"
+    def packs(self) -> tuple[str, ...]:
+        """Keys of the objects that hold its tensors."""
+        return tuple(dict.fromkeys(entry.pack for entry in self.tensors.values()))
+
+    def build_spec(self) -> ModelSpec:
+        """Return the build that made the model.
+
+        Raises:
+            ConflictError: it is a model of tensors only.
+        """
+        if self.spec is None:
+            raise ConflictError(
+                f"model {self.name!r} was pushed as tensors without an architecture, so its layers cannot be built; "
+                "push it with one: hapi push ARCHITECTURE STORE/NAME --weights FILE"
+            )
+        return self.spec
 
     def to_json(self) -> dict[str, Any]:
-        """The document; its ``checksum`` covers everything else in it."""
+        """The document, without the structure; its ``checksum`` covers everything else in it."""
+        packs = {key: place for place, key in enumerate(self.packs)}
         document: dict[str, Any] = {
             "format": FORMAT,
             "name": self.name,
-            "push": self.push,
-            "architecture": self.spec.architecture,
-            "spec": self.spec.to_json(),
+            "version": self.version,
+            "created": self.created,
+            "parent": self.parent,
+            "structure": self.structure.digest,
+            "architecture": None if self.spec is None else self.spec.architecture,
+            "spec": None if self.spec is None else self.spec.to_json(),
             "digest": self.digest,
             "digests": list(self.digests),
-            "identities": [list(identity) for identity in self.identities],
+            "contents": list(self.contents),
             "bytes": self.nbytes,
             "classes": self.classes,
             "default_freeze": self.default_freeze,
-            "layers": [
-                {"name": la.name, "shape": list(la.shape), "tensors": list(la.tensors)} for la in self.layers
-            ],
-            "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
+            "packs": [pack_id(key) for key in packs],
+            "tensors": [[e.digest, e.checksum, packs[e.pack], e.start] for e in self.tensors.values()],
         }
         return {**document, "checksum": _checksum(document)}
 
     def to_bytes(self) -> bytes:
         """Return the document as UTF-8 JSON."""
-        return json.dumps(self.to_json(), indent=1).encode()
+        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+
+    def numbered(self, version: int) -> Self:
+        """Return the manifest as that of this version."""
+        return replace(self, version=version)
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Self:
+    def from_bytes(cls, data: bytes, structure: ModelStructure, where: str) -> Self:
         """Parse and verify; :class:`DataError` naming ``where`` on anything unexpected."""
         try:
-            document = parse_document(data)
-        except ValueError as error:
-            raise DataError(f"{where} is not JSON: {error}; push the model again") from error
-        try:
-            return cls.from_json(document)
-        except BadRequestError as error:
+            return cls.from_json(parse_document(data), structure)
+        except (BadRequestError, ValueError) as error:
             raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
 
     @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Parse and verify; :class:`BadRequestError` on anything unexpected."""
-        d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model.json")
-        if d["format"] != FORMAT:
-            raise BadRequestError(
-                f"format {d['format']!r:.20} is not {FORMAT}, it is of another version of Hapi"
-            )
+    def from_json(cls, document: Any, structure: ModelStructure) -> Self:
+        """Parse and verify the document of a model of this structure; :class:`BadRequestError` on anything
+        unexpected.
+        """
+        d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model")
+        check_format(d)
         if _checksum({k: v for k, v in d.items() if k != "checksum"}) != d["checksum"]:
             raise BadRequestError("its checksum does not fit its content")
-        layers, tensors, digests = d["layers"], d["tensors"], d["digests"]
-        if not isinstance(layers, list) or not isinstance(tensors, dict) or not isinstance(digests, list):
-            raise BadRequestError("layers, digests or tensors have the wrong type")
-        if len(digests) != len(layers) + 1:
-            raise BadRequestError(f"{len(digests)} digests for {len(layers)} layers")
-        identities = d["identities"]
-        if not isinstance(identities, list) or len(identities) != len(digests):
-            raise BadRequestError(f"identities are no list of {len(digests)}")
-        entries = {name: TensorEntry.from_json(name, entry) for name, entry in tensors.items()}
-        freeze, classes = d["default_freeze"], d["classes"]
+        if d["structure"] != structure.digest:
+            raise BadRequestError(f"it has structure {d['structure']!r:.40}, not {structure.digest}")
+        layers, lists = (
+            len(structure.layers),
+            [d[name] for name in ("digests", "contents", "packs", "tensors")],
+        )
+        if not all(isinstance(value, list) for value in lists):
+            raise BadRequestError("digests, contents, packs or tensors are no list")
+        digests, contents, packs, tensors = lists
+        if len(digests) != layers + 1 or len(contents) != layers + 1:
+            raise BadRequestError(f"{len(digests)} digests and {len(contents)} contents for {layers} layers")
+        if len(tensors) != len(structure.forms):
+            raise BadRequestError(f"{len(tensors)} tensors instead of {len(structure.forms)}")
+        keys = [_pack_key(pack) for pack in packs]
+        entries = [_entry(form, e, keys) for form, e in zip(structure.forms, tensors, strict=True)]
+        freeze, classes, parent = d["default_freeze"], d["classes"], d["parent"]
         return cls(
             name=check_name(d["name"], "name"),
-            push=check_name(d["push"], "push"),
-            spec=ModelSpec.from_json(d["spec"]),
+            version=check_int(d["version"], 1, 10**8, "version"),
+            created=str(d["created"])[:40],
+            parent=None if parent is None else check_model(parent, "parent"),
+            structure=structure,
+            spec=None if d["spec"] is None else ModelSpec.from_json(d["spec"]),
             digests=tuple(check_digest(digest, "digests") for digest in digests),
-            identities=tuple(map(_identity, identities)),
+            contents=tuple(check_digest(content, "contents") for content in contents),
             classes=None if classes is None else check_int(classes, 1, 2**31, "classes"),
-            default_freeze=None if freeze is None else check_int(freeze, 0, len(layers), "default_freeze"),
-            layers=tuple(_layer(layer, entries) for layer in layers),
-            tensors=entries,
+            default_freeze=None if freeze is None else check_int(freeze, 0, layers, "default_freeze"),
+            tensors={entry.name: entry for entry in entries},
         )
 
 
-def _identity(document: Any) -> LayerIdentity:
-    if not isinstance(document, list) or len(document) != len(LayerIdentity._fields):
-        raise BadRequestError("an identity is no pair of structure and content")
-    return LayerIdentity(*(check_digest(digest, "identities") for digest in document))
+def structure_of_document(document: Any) -> str:
+    """Return the digest of the structure that a manifest's document needs; :class:`BadRequestError` without one."""
+    if not isinstance(document, dict):
+        raise BadRequestError("it is no JSON object")
+    check_format(document)
+    return check_digest(document.get("structure"), "structure")
 
 
-def _layer(document: Any, tensors: Mapping[str, TensorEntry]) -> LayerEntry:
-    d = strict_fields(document, dict.fromkeys(("name", "shape", "tensors"), True), "layer")
-    if (
-        not isinstance(d["name"], str)
-        or not isinstance(d["shape"], list)
-        or not isinstance(d["tensors"], list)
-    ):
-        raise BadRequestError("layer: name, shape or tensors have the wrong type")
-    unknown = [name for name in d["tensors"] if not isinstance(name, str) or name not in tensors]
-    if unknown:
-        raise BadRequestError(f"layer {d['name'][:80]!r}: tensor {unknown[0]!r:.80} is not in the file")
-    shape = tuple(check_int(side, 0, 2**40, "layer.shape") for side in d["shape"])
-    return LayerEntry(d["name"], shape, tuple(d["tensors"]))
+def check_format(document: Mapping[str, Any]) -> None:
+    """Raise :class:`BadRequestError` unless the document is of this version."""
+    if document.get("format") != FORMAT:
+        raise BadRequestError(
+            f"format {document.get('format')!r:.20} is not {FORMAT}, it is of another version of Hapi; push it again"
+        )
 
 
-def model_prefix(name: str) -> str:
-    """Return the key prefix of everything that belongs to model ``name``."""
-    return f"models/{check_name(name, 'model')}"
+def _pack_key(pack: Any) -> str:
+    if not isinstance(pack, str) or PACK_PATTERN.fullmatch(pack) is None:
+        raise BadRequestError(f"pack {pack!r:.60} is no id of a pack")
+    return pack_key(pack)
 
 
-def manifest_key(name: str) -> str:
-    """Return the key of the manifest, which is written last."""
-    return f"{model_prefix(name)}/model.json"
+def _entry(form: Any, document: Any, packs: Sequence[str]) -> TensorEntry:
+    what = f"tensor {form.name[:80]!r}"
+    if not isinstance(document, list) or len(document) != 4:
+        raise BadRequestError(f"{what}: no list of digest, checksum, pack and start")
+    digest, checksum, pack, start = document
+    return TensorEntry(
+        *(form.name, form.dtype, form.shape),
+        check_digest(digest, what),
+        check_checksum(checksum, what),
+        packs[check_int(pack, 0, len(packs) - 1, what)],
+        check_int(start, 8, 2**62, what),
+    )
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -18,8 +17,11 @@ from hapi.models.graph.numbering import Layer
 from hapi.models.zoo.architectures import ImportRule
 from hapi.models.zoo.build import ModelSpec, architecture_of, build, layers_of, skeleton
 from hapi.models.zoo.head import find_head, resize_head, retarget
+from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.weights_file import DTYPES, TensorEntry
+
+REMEDY = "push the model again with --repair"
+"""Advice that repairs damaged tensors."""
 
 Fetch = Callable[[Sequence[TensorEntry]], Iterable[tuple[str, memoryview]]]
 """Reads tensors: yields (name, raw bytes) for each entry, in any order."""
@@ -37,23 +39,19 @@ class PushedModel:
         return self.manifest.name
 
     @property
+    def reference(self) -> str:
+        """Name with the version, which stays when another version is pushed."""
+        return self.manifest.reference
+
+    @property
     def digest(self) -> str:
         """Digest of the whole model."""
         return self.manifest.digest
 
     @property
     def spec(self) -> ModelSpec:
-        """Build from which the model was pushed."""
-        return self.manifest.spec
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest, as the server describes it and :meth:`from_json` reads it."""
-        return self.manifest.to_json()
-
-    @classmethod
-    def from_json(cls, document: Any) -> PushedModel:
-        """Parse a server's description; :class:`BadRequestError` on anything unexpected."""
-        return PushedModel(ModelManifest.from_json(document))
+        """Build from which the model was pushed; :class:`ConflictError` for a model of tensors only."""
+        return self.manifest.build_spec()
 
     def layered(
         self,
@@ -163,8 +161,7 @@ class PushedModel:
         """
         wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
         entries = {name: self._pushed(name) for name in wanted}
-        found = [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
-        return sorted(found, key=lambda entry: entry.start)
+        return [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
 
     def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:
         """Load the weights of layers ``start + 1`` to ``stop`` with ``fetch``.
@@ -244,5 +241,5 @@ class PushedModel:
         """Return the error for stored bytes that are not the content of ``entry``."""
         return DataError(
             f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
-            f" {self.manifest.weights_key}) are damaged; push the model again with --replace"
+            f" {entry.pack}) are damaged; {REMEDY}"
         )

@@ -8,7 +8,8 @@ from typing import Any
 from hapi.errors import HapiError
 from hapi.models.graph.architecture import shared_layers
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.repository import open_model
+from hapi.repository.opening import open_model
+from hapi.repository.versions import model_names
 from hapi.store.base import ObjectStore
 
 
@@ -45,7 +46,7 @@ def relatives(store: ObjectStore, model: ModelManifest) -> list[Relative]:
     It reads the manifest of each model, and no weights. A model whose manifest cannot be read is left out.
     """
     found = []
-    for name in store.list_names("models"):
+    for name in model_names(store):
         if name == model.name:
             continue
         try:

@@ -19,9 +19,9 @@ from hapi.errors import (
 from hapi.models.graph.digest import ContentDigest, content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
-from hapi.repository.manifest import ModelManifest, manifest_key
-from hapi.repository.pushed import PushedModel
-from hapi.repository.weights_file import DTYPES, TensorEntry
+from hapi.repository.entries import DTYPES, TensorEntry
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.pushed import REMEDY, PushedModel
 from hapi.store.base import ObjectStore
 from hapi.wire.frames import TensorSpec
 
@@ -85,13 +85,13 @@ class StoredModel(PushedModel):
         """
         entry = self._entry(name)
         try:
-            self.store.read_into(self.manifest.weights_key, entry.start + start, out)
+            self.store.read_into(entry.pack, entry.start + start, out)
             return
         except StoreUnavailableError:
             raise
         except (NotFoundError, StoreError) as error:
-            now = self._pushed_again(error, entry.stop)
-        self.store.read_into(now.weights_key, now.tensors[name].start + start, out)
+            now = self._moved(error, [entry])[0]
+        self.store.read_into(now.pack, now.start + start, out)
 
     def checked(self, name: str, piece_bytes: int, step: Callable[[], None]) -> int:
         """Verify one stored tensor with no more than a piece of it in memory.
@@ -134,17 +134,15 @@ class StoredModel(PushedModel):
 
     def _read_group(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
         try:
-            return self._read_from(self.manifest.weights_key, group)
+            return self._read_from(group)
         except StoreUnavailableError:
             raise
         except (NotFoundError, StoreError) as error:
-            now = self._pushed_again(error, max(entry.stop for entry in group))
-        return [
-            pair for entry in group for pair in self._read_from(now.weights_key, [now.tensors[entry.name]])
-        ]
+            now = self._moved(error, group)
+        return [pair for entry in now for pair in self._read_from([entry])]
 
-    def _read_from(self, key: str, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
-        start, stop = group[0].start, max(entry.stop for entry in group)
+    def _read_from(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
+        key, start, stop = group[0].pack, group[0].start, max(entry.stop for entry in group)
         if stop - start > _GROUP_BYTES and self.store.size(key) < stop:  # before that much memory is taken
             raise StoreError(f"{self.store.url}/{key} ends before byte {stop}")
         # torch's allocator aligns to 64 bytes, so that a tensor alone in its group is used where it lies.
@@ -153,36 +151,43 @@ class StoredModel(PushedModel):
             self.store.read_into(key, start, buffer)
         return [(entry.name, buffer[entry.start - start : entry.stop - start]) for entry in group]
 
-    def _pushed_again(self, error: HapiError, stop: int) -> ModelManifest:
-        """The manifest of a later push of this very model, after ``error`` of reading weights up to byte ``stop``.
+    def _moved(self, error: HapiError, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+        """Where the tensors are now, after ``error`` of reading them: a collection may have packed them anew.
 
-        :class:`ConflictError` when another model was pushed, :class:`DataError` when nothing was and the weights are
-        damaged; else ``error``.
+        :class:`ConflictError` when the version was removed, :class:`DataError` when the pack is damaged; else
+        ``error``.
         """
-        key, weights = manifest_key(self.name), self.manifest.weights_key
         try:
-            now = ModelManifest.from_bytes(self.store.get(key), f"{self.store.url}/{key}")
+            now = self._manifest_now()
         except NotFoundError:
             raise ConflictError(
-                f"model {self.name!r} was removed while it was read; push it again"
+                f"model {self.reference!r} was removed while it was read; push it again"
             ) from error
-        if now.push != self.manifest.push:
-            if now.digest != self.digest or not now.tensors.keys() >= self.manifest.tensors.keys():
-                raise ConflictError(
-                    f"model {self.name!r} was replaced while it was read; open it again"
-                ) from error
+        if now.digest != self.digest:
+            raise ConflictError(
+                f"model {self.reference!r} was removed and pushed anew while it was read"
+            ) from error
+        found = [now.tensors[entry.name] for entry in entries]
+        if [(e.pack, e.start) for e in found] != [(e.pack, e.start) for e in entries]:
             self.manifest = now
-            return now
+            return found
+        key, stop = entries[0].pack, max(entry.stop for entry in entries)
         try:
-            size = self.store.size(weights)
+            size = self.store.size(key)
         except NotFoundError:
             size = 0
         if size < stop:
             raise DataError(
-                f"model {self.name!r}: {self.store.url}/{weights} has {size} bytes, {stop} or more are needed; "
-                "push the model again with --replace"
+                f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {stop} or more are needed;"
+                f" {REMEDY}"
             ) from error
         raise error
+
+    def _manifest_now(self) -> ModelManifest:
+        key = self.manifest.key
+        return ModelManifest.from_bytes(
+            self.store.get(key), self.manifest.structure, f"{self.store.url}/{key}"
+        )
 
 
 def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
@@ -191,9 +196,9 @@ def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
     Neighbours may have a little between them that nobody asked for.
     """
     groups: list[list[TensorEntry]] = []
-    for entry in sorted(entries, key=lambda e: e.start):
+    for entry in sorted(entries, key=lambda e: (e.pack, e.start)):
         last = groups[-1] if groups else None
-        adjacent = last and 0 <= entry.start - last[-1].stop <= _GAP_BYTES
+        adjacent = last and last[-1].pack == entry.pack and entry.start - last[-1].stop <= _GAP_BYTES
         if last and adjacent and entry.stop - last[0].start <= _GROUP_BYTES:
             last.append(entry)
         else:

@@ -1,4 +1,4 @@
-"""``hapi verify`` for a pushed model: every tensor is read and compared with the digest of its push."""
+"""``hapi verify`` for a pushed model: every tensor of a version is read and compared with the digest of its push."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ from collections.abc import Callable
 
 from hapi.errors import DataError, NotFoundError
 from hapi.models.graph.digest import ContentDigest
-from hapi.repository.manifest import ModelManifest, manifest_key, model_prefix
-from hapi.repository.repository import LOCK_NAME, open_model
-from hapi.repository.weights_file import TensorEntry
+from hapi.repository.entries import TensorEntry
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.opening import read_manifest, read_structure
+from hapi.repository.pushed import REMEDY
+from hapi.repository.versions import model_prefix, parse_reference, resolve, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
-from hapi.store.locking.locks import is_lock_object
 
-REMEDY = "push the model again with --replace"
+Verified = set[tuple[str, int, str]]
+"""Pack, first byte and digest of tensors that were found sound; models share them."""
 
 
 def verify_model(
     store: ObjectStore,
-    name: str,
+    reference: str,
     *,
+    verified: Verified | None = None,
     on_damage: Callable[[Damage], None] = lambda damage: None,
     on_start: Callable[[ModelManifest], None] = lambda manifest: None,
     on_progress: Progress = lambda tensors, size: None,
 ) -> VerifyReport:
-    """Check ``model.json``, the weights' size and every tensor.
+    """Check the manifest, the structure, the sizes of packs and every tensor of a version.
 
     The report's ``samples`` are tensors.
 
     Args:
         store: where the model lies.
-        name: its name there.
+        reference: NAME for its latest version, or NAME@VERSION, NAME@TAG, NAME@DIGEST.
+        verified: tensors that need not be read again; those that are found sound are added.
         on_damage: told each finding.
         on_start: told the manifest, before tensors are read.
         on_progress: told tensors and bytes since its last call.
@@ -42,47 +46,56 @@ def verify_model(
         NotFoundError: there is no such model.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, remedy=REMEDY, on_damage=on_damage)
+    verified = set() if verified is None else verified
+    report = VerifyReport(reference, remedy=REMEDY, on_damage=on_damage)
+    address = parse_reference(reference)
+    version = resolve(store, address)
     try:
-        manifest = open_model(store, name).manifest
+        manifest = read_manifest(store, address.name, version)
+        read_structure(store, manifest.structure.digest)  # another model of this process may have brought it
     except DataError as error:
-        report.add(Damage(manifest_key(name), str(error)))
+        report.add(Damage(version_key(address.name, version), str(error)))
         return report
     report.version = manifest.digest
     on_start(manifest)
-    problem = _problem_of_size(store, manifest)
-    if problem is not None:
-        report.add(Damage(manifest.weights_key, problem))
-    for entry in manifest.tensors.values() if problem is None else ():
-        if _digest(store, manifest.weights_key, entry, report, on_progress) != entry.digest:
-            position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
-            report.add(Damage(manifest.weights_key, f"{position}: fails its digest"))
-    for info in store.list(model_prefix(name)):
-        known = info.key in (manifest_key(name), manifest.weights_key)
-        if not known and not is_lock_object(info.key, f"{model_prefix(name)}/{LOCK_NAME}"):
+    problems = {key: _problem_of_size(store, key, manifest) for key in manifest.packs}
+    for key, problem in problems.items():
+        if problem is not None:
+            report.add(Damage(key, problem))
+    for entry in manifest.tensors.values():
+        place = (entry.pack, entry.start, entry.digest)
+        if problems[entry.pack] is None and place not in verified:
+            if _digest(store, entry, report, on_progress) == entry.digest:
+                verified.add(place)
+            else:
+                position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
+                report.add(Damage(entry.pack, f"{position}: fails its digest"))
+    for info in store.list(model_prefix(address.name)):
+        if not info.key.startswith(
+            tuple(f"{model_prefix(address.name)}/{part}/" for part in ("versions", "tags"))
+        ):
             report.add(
                 Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)
             )
     return report
 
 
-def _problem_of_size(store: ObjectStore, manifest: ModelManifest) -> str | None:
+def _problem_of_size(store: ObjectStore, key: str, manifest: ModelManifest) -> str | None:
+    entries = [entry for entry in manifest.tensors.values() if entry.pack == key]
     try:
-        size = store.size(manifest.weights_key)
+        size = store.size(key)
     except NotFoundError:
-        return "missing, with all tensors"
-    whole = max((entry.stop for entry in manifest.tensors.values()), default=size)
+        return f"missing, with {len(entries)} tensors"
+    whole = max(entry.stop for entry in entries)
     return None if size >= whole else f"has {size} bytes instead of {whole}"
 
 
-def _digest(
-    store: ObjectStore, key: str, entry: TensorEntry, report: VerifyReport, on_progress: Progress
-) -> str:
+def _digest(store: ObjectStore, entry: TensorEntry, report: VerifyReport, on_progress: Progress) -> str:
     """Digest of a stored tensor, read piece by piece; the report and ``on_progress`` are told of each."""
     digest = ContentDigest()
     for start in range(entry.start, entry.stop, BLOCK_BYTES):
         block = memoryview(bytearray(min(BLOCK_BYTES, entry.stop - start)))
-        store.read_into(key, start, block)
+        store.read_into(entry.pack, start, block)
         digest.update(block)
         report.size += len(block)
         on_progress(0, len(block))

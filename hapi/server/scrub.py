@@ -15,10 +15,9 @@ from contextlib import suppress
 
 from hapi.data.manifest import Manifest, load_manifest
 from hapi.data.verify import verify_dataset
-from hapi.errors import HapiError
-from hapi.repository.manifest import ModelManifest
-from hapi.repository.repository import open_model
-from hapi.repository.verify import verify_model
+from hapi.errors import HapiError, NotFoundError
+from hapi.repository.verify import Verified, verify_model
+from hapi.repository.versions import list_versions, model_names
 from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage
 
@@ -55,6 +54,8 @@ class Scrub:
         self._damaged: dict[str, int] = {}
         self._last_complete = 0.0
         self._due = 0.0
+        self._verified: Verified = set()
+        """Tensors that this pass found sound; models share them."""
 
     def start(self) -> None:
         """Begin, unless the rate is 0."""
@@ -109,10 +110,13 @@ class Scrub:
     def _pass(self) -> None:
         """Look at everything once."""
         complete = True
+        self._verified.clear()
         try:
             datasets = [(name, name, self._look_at_dataset) for name in self._store.list_names("datasets")]
             models = [
-                (f"model:{name}", name, self._look_at_model) for name in self._store.list_names("models")
+                (f"model:{name}@{version}", f"{name}@{version}", self._look_at_model)
+                for name in model_names(self._store)
+                for version in list_versions(self._store, name)
             ]
         except HapiError as error:
             log.warning("scrub: the store cannot be listed: %s", error)
@@ -154,17 +158,17 @@ class Scrub:
         return findings.count
 
     def _look_at_model(self, title: str, name: str) -> int:
-        if not self._store.exists(f"models/{name}/model.json"):
-            return 0  # being pushed
-        begun: list[ModelManifest] = []
-
-        def changed() -> bool:
-            return bool(begun) and open_model(self._store, name).manifest.push != begun[0].push
-
-        findings = _Findings(self, title, changed)
-        verify_model(
-            self._store, name, on_damage=findings.add, on_start=begun.append, on_progress=self._progress
-        )
+        findings = _Findings(self, title, lambda: False)
+        try:
+            verify_model(
+                self._store,
+                name,
+                verified=self._verified,
+                on_damage=findings.add,
+                on_progress=self._progress,
+            )
+        except NotFoundError:
+            return 0  # removed since the listing
         return findings.count
 
     def found(self, title: str, count: int) -> None:

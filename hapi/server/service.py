@@ -23,7 +23,8 @@ from hapi.errors import (
     TooLargeError,
 )
 from hapi.process.machine_id import machine_id
-from hapi.repository.repository import list_models, open_model
+from hapi.repository.opening import list_models, open_model, read_structure
+from hapi.repository.structure_key import structure_key
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext
 from hapi.server.datasets import OpenDatasets
@@ -44,7 +45,7 @@ from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
 from hapi.wire import held_out, messages
 from hapi.wire.frames import WIRE_VERSION
-from hapi.wire.references import check_name
+from hapi.wire.references import check_digest, check_name
 from hapi.wire.sequences import SequenceRange
 
 
@@ -147,7 +148,9 @@ class Service:
         if len(parts) == 6 and parts[:2] == ["v1", "datasets"] and parts[3] == held_out.PART:
             return self._held_out(held_out.HeldOut.from_path(parts[2], *parts[4:])).to_json()
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
-            return open_model(self.store, check_name(parts[2], "model")).to_json()
+            return open_model(self.store, parts[2]).manifest.to_json()
+        if len(parts) == 3 and parts[:2] == ["v1", "structures"]:
+            return self._structure(check_digest(parts[2], "structure"))
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def version(self) -> dict[str, Any]:
@@ -179,6 +182,11 @@ class Service:
             label_counts=dataset.label_counts,
             keeps_features=self.sharing.caches is not None and dataset.manifest.in_place is None,
         )
+
+    def _structure(self, digest: str) -> dict[str, Any]:
+        if not self.store.exists(structure_key(digest)):
+            raise NotFoundError(f"there is no structure {digest} here")
+        return read_structure(self.store, digest).to_json()
 
     def _changed_shards(self, name: str) -> dict[str, Any]:
         dataset = self._datasets.current(name)

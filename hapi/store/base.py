@@ -8,7 +8,7 @@ everything else goes through obstore (``remote.py``). Backends map foreign error
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -153,6 +153,17 @@ class ObjectStore(ABC):
     @abstractmethod
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Write an object atomically: readers see the old object or the whole new one, also after a crash."""
+
+    @abstractmethod
+    def put_pieces(self, key: str, size: int, pieces: Iterable[memoryview]) -> None:
+        """Write an object as :meth:`put` does, from pieces in their order, few of which are in memory at a time.
+
+        Args:
+            key: of the object.
+            size: bytes of all pieces.
+            pieces: each is used up before the next one is asked for. What it raises ends the write, and no object is
+                there.
+        """
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -148,23 +148,25 @@ class LocalStore(ObjectStore):
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Write ``data`` beside its place and move it there, so that a reader sees all of it or nothing."""
-        self._write(key, data, _replace)
+        self._write(key, [memoryview(data)], _replace)
+
+    def put_pieces(self, key: str, size: int, pieces: Iterable[memoryview]) -> None:
+        """See :meth:`hapi.store.base.ObjectStore.put_pieces`."""
+        self._write(key, pieces, _replace)
 
     def put_new(self, key: str, data: bytes) -> bool:
         """See :meth:`hapi.store.base.ObjectStore.put_new`."""
-        return self._write(key, data, move_to_free)
+        return self._write(key, [memoryview(data)], move_to_free)
 
-    def _write(
-        self, key: str, data: bytes | bytearray | memoryview, move: Callable[[Path, Path], bool]
-    ) -> bool:
-        """Write ``data`` beside its place and ``move`` it there; whether it is."""
+    def _write(self, key: str, pieces: Iterable[memoryview], move: Callable[[Path, Path], bool]) -> bool:
+        """Write ``pieces`` beside their place and ``move`` the file there; whether it is."""
         path = self.path_of(key)
         with self.mapping(key):
             temporary = path.parent / partial_name(path.name)
             descriptor = self.create(temporary, os.O_WRONLY | os.O_EXCL)
             try:
                 mark_in_use(descriptor)
-                _write_durably(descriptor, memoryview(data).cast("B"))
+                _write_durably(descriptor, pieces)
                 moved = move(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -362,12 +364,13 @@ def _replace(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _write_durably(descriptor: int, data: memoryview) -> None:
-    """Write and sync all of ``data``, and close."""
+def _write_durably(descriptor: int, pieces: Iterable[memoryview]) -> None:
+    """Write and sync all of ``pieces``, and close."""
     try:
-        done = 0
-        while done < len(data):
-            done += os.write(descriptor, data[done:])
+        for piece in pieces:
+            data, done = piece.cast("B"), 0
+            while done < len(data):
+                done += os.write(descriptor, data[done:])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 from hapi.errors import UsageError
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
-from hapi.wire.references import given_name
+from hapi.wire.references import given_model, given_name
 
 LOCAL_SCHEMES = ("", "file")
 REMOTE_SCHEMES = ("memory", "s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -54,10 +54,23 @@ def split_address(address: str) -> tuple[str, str]:
 
     A slash at its end, as a shell completes a folder's name, means nothing.
     """
+    store, name = _split(address)
+    return store, given_name(name, f"{address[:200]!r}")
+
+
+def split_model_address(address: str) -> tuple[str, str]:
+    """``STORE/NAME[@REF]`` as the store's URL and the checked reference to a pushed model; see
+    :func:`split_address`.
+    """
+    store, reference = _split(address)
+    return store, given_model(reference, f"{address[:200]!r}")
+
+
+def _split(address: str) -> tuple[str, str]:
     store, slash, name = address.rstrip("/").rpartition("/")
     scheme, separator, path = store.partition("://")
     if not slash or (store.endswith(":/") or (separator and not path and scheme not in ("file", "memory"))):
         raise UsageError(
             f"{address[:200]!r} is not STORE/NAME; for example store/flowers or s3://bucket/flowers"
         )
-    return store or "/", given_name(name, f"{address[:200]!r}")
+    return store or "/", name

@@ -33,7 +33,7 @@ from hapi.wire.references import (
     Precision,
     TransformSpec,
     check_digest,
-    check_name,
+    check_model,
 )
 from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
 
@@ -45,6 +45,7 @@ CHANGED = "changed"
 """End of the path that asks how many of a dataset's foreign shards were written again since it was indexed."""
 MODELS_PATH = "/v1/models"
 PACKS_PATH = "/v1/packs"
+STRUCTURES_PATH = "/v1/structures"
 HEALTH_PATH = "/healthz"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
@@ -239,7 +240,9 @@ class TensorsRequest:
         ):
             raise BadRequestError(f"names: expected different strings of 1 to {MAX_NAME} characters")
         return cls(
-            name=check_name(d["name"], "name"), digest=check_digest(d["digest"], "digest"), names=tuple(names)
+            name=check_model(d["name"], "name"),
+            digest=check_digest(d["digest"], "digest"),
+            names=tuple(names),
         )
 
     def to_json(self) -> dict[str, Any]:

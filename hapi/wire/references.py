@@ -18,6 +18,9 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,64}")
 
+LEAST_DIGEST_DIGITS = 8
+"""Digits of a digest that are enough to refer to a model by it."""
+
 MAX_IMAGE_SIDE = 4096
 """Largest side, in pixels, that a transform may ask for (bounds memory before allocation)."""
 
@@ -42,6 +45,37 @@ def given_name(name: str, what: str) -> str:
         return check_name(name, what)
     except BadRequestError as error:
         raise UsageError(str(error)) from None
+
+
+def check_model(reference: Any, what: str) -> str:
+    """Return ``reference`` if it is a well-formed NAME or NAME@VERSION, NAME@TAG or NAME@DIGEST of a pushed model;
+    raise :class:`BadRequestError` otherwise.
+    """
+    name, at, wanted = reference.partition("@") if isinstance(reference, str) else (reference, "", "")
+    check_name(name, what)
+    if at:
+        check_name(wanted, f"{what}: version, tag or digest after the @")
+    return f"{name}{at}{wanted}"
+
+
+def given_model(reference: str, what: str) -> str:
+    """Return ``reference``, which a person gave as ``what``, if :func:`check_model` accepts it; raise
+    :class:`UsageError` otherwise.
+    """
+    try:
+        return check_model(reference, what)
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_tag(tag: Any, what: str) -> str:
+    """Return ``tag`` if it is a name that is neither a number nor the digits of a digest; raise
+    :class:`BadRequestError` otherwise.
+    """
+    check_name(tag, what)
+    if tag.isdigit() or (len(tag) >= LEAST_DIGEST_DIGITS and not set(tag) - set("0123456789abcdef")):
+        raise BadRequestError(f"{what}: {tag!r} reads as a version or a digest; use another name")
+    return str(tag)
 
 
 def check_digest(digest: Any, what: str) -> str:
@@ -111,7 +145,7 @@ class ModelReference:
             raise BadRequestError(f"model.source: expected one of {', '.join(get_args(ModelSource))}")
         name, weights = d["name"], d["weights"]
         if source == "store":
-            check_name(name, "model.name")
+            check_model(name, "model.name")
         elif not isinstance(name, str) or ARCHITECTURE_PATTERN.fullmatch(name) is None or ".." in name:
             raise BadRequestError(f"model.name: {shortened(name)} is not an architecture's name")
         if not isinstance(weights, str) or WEIGHTS_PATTERN.fullmatch(weights) is None:

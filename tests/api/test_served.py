@@ -18,6 +18,7 @@ from hapi.client.settings import SessionSettings
 from hapi.data.mount import open_dataset
 from hapi.errors import NotFoundError, UsageError
 from hapi.models.model_file import write_model
+from hapi.repository.versions import version_key
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.wire.transport.http import LoopbackTransport
@@ -88,7 +89,7 @@ def test_other_frozen_layers_run_here(service: Service, store: Path, tmp_path: P
     assert torch.equal(found, here)
     push(MODEL, f"{store}/gone", weights="random:5", input_size=64)
     file = trained(service, tmp_path / "gone", model="store:gone", weights="auto")
-    (store / "models" / "gone" / "model.json").unlink()
+    (store / version_key("gone", 1)).unlink()
     found, here, beside = compared(service, store, file)
     assert "gone" in str(beside.note) and torch.equal(found, here)
 

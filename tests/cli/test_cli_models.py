@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from support.lock_owners import living_elsewhere
 
 from hapi.cli.main import main
-from hapi.store.open import open_store
+from hapi.repository.versions import version_key
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -50,15 +48,29 @@ def test_push_then_layers_then_ls(capsys: pytest.CaptureFixture[str], tmp_path: 
     options = ("--weights", "random:1", "--num-classes", "7", "--input-size", "32")
     code, out, _ = run(capsys, "push", "squeezenet1_1", address, *options)
     assert code == 0
-    assert "pushed squeezenet1_1 as 'net'" in out and "7 classes" in out and "--model store:net" in out
+    assert "pushed squeezenet1_1 as 'net@1'" in out and "7 classes" in out and "--model store:net" in out
     code, out, _ = run(capsys, "layers", f"store:{address}", "--input-size", "32")
     assert code == 0 and " 7 " in out.splitlines()[-1]
     code, out, _ = run(capsys, "ls", str(tmp_path))
     assert code == 0 and "squeezenet1_1" in out
-    code, _, err = run(capsys, "push", "squeezenet1_1", address, *options)
-    assert code == 1 and "already in" in err and err.count("\n") == 1
-    code, _, _ = run(capsys, "push", "squeezenet1_1", address, *options, "--replace")
-    assert code == 0
+    code, out, err = run(capsys, "push", "squeezenet1_1", address, *options)
+    assert code == 0 and "already, as 'net@1'" in out and not err
+    code, out, _ = run(
+        capsys, "push", "squeezenet1_1", address, "--weights", "random:2", "--tag", "best", *options[2:]
+    )
+    assert code == 0 and "as 'net@2'" in out
+    code, out, _ = run(
+        capsys, "push", "squeezenet1_1", address, "--weights", "random:3", "--replace", *options[2:]
+    )
+    assert code == 0 and "as 'net@3'" in out
+    assert run(capsys, "tag", address)[1].splitlines() == ["net@2  best", "net@3"]
+    assert run(capsys, "tag", address, "best")[1] == "net@best is version 3; it was 2\n"
+    assert run(capsys, "rm", f"{address}@3", "--yes")[0] == 1
+    assert run(capsys, "rm", f"{address}@2", "--yes")[0] == 0
+    code, out, _ = run(capsys, "ls", f"{address}@best")
+    assert code == 0 and "3" in out
+    code, _, err = run(capsys, "tag", address, "0badc0de")
+    assert code == 2 and "reads as a version or a digest" in err and err.count("\n") == 1
 
 
 def test_a_factory_in_the_current_folder(
@@ -85,26 +97,11 @@ def test_a_factory_in_the_current_folder(
     assert code == 0 and "3 layers" in out
 
 
-def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another host: nobody can see that it is dead, but a person may know."""
-    monkeypatch.setattr(
-        "hapi.cli.models.push.lasting_store", open_store
-    )  # here the store lasts as long as the test
-    url = f"memory://{uuid.uuid4().hex}"
-    command = ("push", "squeezenet1_1", f"{url}/net", "--weights", "random:1", "--input-size", "32")
-    with living_elsewhere(open_store(url), "models/net/push.lock"):
-        code, _, err = run(capsys, *command)
-    assert code == 1 and "another-host" in err and "--force-lock" in err and err.count("\n") == 1
-    code, out, _ = run(capsys, *command, "--force-lock")
-    assert code == 0 and "as 'net'" in out
-    assert not [info.key for info in open_store(url).list() if "push.lock" in info.key]
-
-
 def test_a_model_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "models" / "deep").mkdir(parents=True)
-    (tmp_path / "models" / "deep" / "model.json").write_text("[" * 100_000)
+    (tmp_path / version_key("deep", 1)).parent.mkdir(parents=True)
+    (tmp_path / version_key("deep", 1)).write_text("[" * 100_000)
     code, out, _ = run(capsys, "ls", str(tmp_path))
-    assert code == 0 and "damaged: nested too deeply" in out
+    assert code == 0 and "damaged: " in out and "nested too deeply" in out
 
 
 def test_ctrl_c_while_a_command_is_imported(

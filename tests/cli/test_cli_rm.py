@@ -14,6 +14,7 @@ from hapi.cli import server, train
 from hapi.cli.entry import EXIT_INTERRUPTED
 from hapi.cli.main import COMMANDS, GROUPS, main
 from hapi.cli.shared.common import EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from hapi.repository.packs.place import pack_key
 from hapi.store.open import open_store
 
 
@@ -27,7 +28,7 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def store(tmp_path: Path) -> str:
     np.savez(tmp_path / "dots.npz", x=np.zeros((6, 3, 8, 8), dtype=np.uint8), y=[0, 1, 2, 0, 1, 2])
     assert main(["pack", str(tmp_path / "dots.npz"), f"{tmp_path}/store/dots", "--quiet"]) == 0
-    open_store(f"{tmp_path}/store").put("models/dots/push-1/weights.safetensors", b"weights")
+    open_store(f"{tmp_path}/store").put(pack_key("a" * 32), b"weights")
     return f"{tmp_path}/store"
 
 

@@ -25,6 +25,7 @@ from hapi.data.verify import verify_dataset
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
+from hapi.repository.versions import version_key
 from hapi.store.open import open_store
 
 SHARD = 4096
@@ -151,11 +152,9 @@ def test_pack_ls_verify(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         main(["pack", "torchvision:FakeData:size=6", f"{store}/fake", "--image-size", "32", "--limit", "4"])
         == 0
     )
-    model = tmp_path / "store" / "models" / "net" / "model.json"
-    model.parent.mkdir(parents=True)
-    model.write_text(json.dumps({"digest": "ab" * 16, "bytes": 10, "spec": {"architecture": "resnet18"}}))
-    (tmp_path / "store" / "models" / "bad").mkdir()
-    (tmp_path / "store" / "models" / "bad" / "model.json").write_text("[")
+    document = {"digest": "ab" * 16, "bytes": 10, "architecture": "resnet18"}
+    open_store(store).put(version_key("net", 1), json.dumps(document).encode())
+    open_store(store).put(version_key("bad", 1), b"[")
     capsys.readouterr()
     assert main(["ls", store, "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -255,9 +254,8 @@ def test_names_in_a_store_do_not_steer_the_terminal(
     packed = pack(source, open_store(str(store)), "xy", PackOptions(limit=10))
     manifest = replace(packed, classes=(hostile, *packed.classes[1:]), source=hostile)
     (store / "datasets/xy/manifest.json").write_bytes(manifest.to_bytes())
-    folder = store / "models" / "m"
-    folder.mkdir(parents=True)
-    (folder / "model.json").write_text(json.dumps({"architecture": hostile, "digest": hostile, "bytes": 3}))
+    document = {"architecture": hostile, "digest": hostile, "bytes": 3}
+    open_store(str(store)).put(version_key("m", 1), json.dumps(document).encode())
     (store / "models" / os.fsdecode(b"\x1b[2J\xff")).mkdir()
     (store / "models" / os.fsdecode(b"\x1b[2J\xff") / "model.json").write_text("{")
     for address in (store, store / "xy", store / "m"):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +12,18 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 from support.local_job import open_session, pack_blobs, service_of
-from support.lock_owners import living_elsewhere
+from support.threads import at_once
 
-from hapi.cli.main import main
-from hapi.client import models
 from hapi.client.models import open_client_model
 from hapi.client.settings import ModelSettings
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import open_model, push
+from hapi.repository.opening import open_model
+from hapi.repository.push import push
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.store.local import LocalStore
-from hapi.store.open import open_store
 from hapi.wire.transport.http import Handler, LoopbackTransport
 
 MODULE = "hapi_test_client_models"
@@ -84,19 +79,26 @@ def test_tensors_of_other_forms_are_not_asked_for(
     folder: Path, service: Service, changes: dict[str, Any]
 ) -> None:
     manifest = open_model(LocalStore(str(folder)), "own").manifest
-    entry = replace(manifest.tensors["0.weight"], **changes)
-    lie = json.dumps(replace(manifest, tensors={**manifest.tensors, "0.weight": entry}).to_json()).encode()
+    old = manifest.structure
+    forms = tuple(replace(form, **changes) if form.name == "0.weight" else form for form in old.forms)
+    structure = replace(old, forms=forms)
+    lies = {
+        "/v1/models/own": replace(manifest, structure=structure).to_json(),
+        f"/v1/structures/{structure.digest}": structure.to_json(),
+    }
     with pytest.raises(
         ConflictError, match=r"tensor '0\.weight' was pushed as .* but is float32 \[4, 3, 3, 3\]"
     ):
-        open_session(answering(service, "/v1/models/own", lie), **OWN, allow_model=(FACTORY,))
+        open_session(answering(service, lies), **OWN, allow_model=(FACTORY,))
 
 
-def answering(service: Service, where: str, document: bytes) -> Handler:
-    """``service``, with its own answer to one path."""
+def answering(service: Service, documents: dict[str, Any]) -> Handler:
+    """``service``, with its own answers to some paths."""
     handle = loopback_handler(service)
     return lambda method, path, body: (
-        (200, {}, iter([document])) if path == where else handle(method, path, body)
+        (200, {}, iter([json.dumps(documents[path]).encode()]))
+        if path in documents
+        else handle(method, path, body)
     )
 
 
@@ -115,53 +117,9 @@ def open_from_file(service: Service, store: Path | str, weights: str) -> str:
     return open_client_model(settings, servers, str(store), seed=0, classes=4, shape=SHAPE).weights
 
 
-def test_two_jobs_with_one_file_of_weights(
-    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def by_another_job(store: Any, name: str, *args: Any, **more: Any) -> Any:
-        asked.append(name)
-        if len(asked) < 3:
-            raise ConflictError("it is being written by process 1")
-        push(store, name, *args)  # the other job is done, at the moment in which this one asks
-        return push(store, name, *args, **more)
-
-    monkeypatch.setattr(models, "push", by_another_job)
-    assert open_from_file(service, folder, weights) == f"pushed:{asked[0]}"
-    assert len(asked) == 3
-
-
-def test_a_push_that_does_not_end(
-    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def held(store: Any, name: str, *args: Any, **more: Any) -> Any:
-        raise ConflictError("it is being written by process 1")
-
-    monkeypatch.setattr(models, "push", held)
-    monkeypatch.setattr(models, "PUSH_SECONDS", 0.3)
-    with pytest.raises(ConflictError, match="being written by process 1"):
-        open_from_file(service, folder, weights)
-
-
-def test_the_lock_of_a_push_that_died_elsewhere(
-    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The advice is a command that there is, and that writes what this job would have written."""
-    url = f"memory://{uuid.uuid4().hex}"
-    name = f"file-{build(replace(SPEC, weights=weights), allow_import=True).prefix_digest(5)[:16]}"
-    store = open_store(url)
-    monkeypatch.setattr(models, "PUSH_SECONDS", 0)
-    refused = pytest.raises(ConflictError, match="written by process 1 on another-host")
-    with living_elsewhere(store, f"models/{name}/push.lock"), refused as caught:
-        open_from_file(service, url, weights)
-    found = re.search(
-        r"; wait until it is done, or run '(.*)' and this again when you know that it is dead$",
-        str(caught.value),
-    )
-    assert found is not None
-    program, *arguments = shlex.split(found[1])
-    assert program == "hapi" and arguments[:3] == ["push", FACTORY, f"{url}/{name}"]
-    monkeypatch.setattr("hapi.cli.models.push.lasting_store", open_store)  # this process is the store's too
-    assert main(arguments) == 0
-    assert open_model(store, name).digest.startswith(name.removeprefix("file-"))
+def test_two_jobs_with_one_file_of_weights(service: Service, folder: Path, weights: str) -> None:
+    names: list[str] = []
+    at_once(2, lambda _: names.append(open_from_file(service, folder, weights)))
+    assert len(set(names)) == 1 and names[0].startswith("pushed:file-")
+    name = names[0].removeprefix("pushed:").partition("@")[0]
+    assert open_model(LocalStore(str(folder)), name).digest.startswith(name.removeprefix("file-"))

@@ -14,9 +14,10 @@ from hapi.client.models import open_client_model
 from hapi.client.settings import ModelSettings
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
+from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.manifest import _checksum
-from hapi.repository.repository import push
+from hapi.repository.push import push
 from hapi.store.open import open_store
 from hapi.wire.frames import Buffer
 from hapi.wire.transport.http import LoopbackTransport
@@ -28,16 +29,20 @@ Change = Callable[[dict[str, Any]], object]
 def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The description of a model as an honest server gives it."""
     spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))
-    stored = push(open_store(str(tmp_path_factory.mktemp("models"))), "mine", build(spec), spec)
-    return stored.to_json()
+    stored = push(open_store(str(tmp_path_factory.mktemp("models"))), "mine", build(spec), spec).model
+    structure = stored.manifest.structure.to_json()
+    return {**stored.manifest.to_json(), "structure": structure}
 
 
 def opened(document: dict[str, Any], classes: int = 4) -> None:
-    """As hapi-train opens it; the checksum fits, as a liar's would."""
+    """As hapi-train opens it; digest and checksum fit, as a liar's would."""
+    structure = document.get("structure")
+    text = json.dumps(structure, separators=(",", ":"), ensure_ascii=True)
+    document["structure"] = content_digest(text.encode())
     document["checksum"] = _checksum({k: v for k, v in document.items() if k != "checksum"})
 
     def handler(method: str, path: str, asked: bytes) -> tuple[int, dict[str, str], Iterator[Buffer]]:
-        return 200, {}, iter([json.dumps(document).encode()])
+        return 200, {}, iter([text.encode() if "structures" in path else json.dumps(document).encode()])
 
     settings = ModelSettings(model="store:mine")
     model = open_client_model(
@@ -46,22 +51,40 @@ def opened(document: dict[str, Any], classes: int = 4) -> None:
     model.layered.prefix_digest(2)
 
 
+def form(document: dict[str, Any], tensor: str, **changes: Any) -> None:
+    """Change a tensor's name, type or shape."""
+    (found,) = [entry for entry in document["structure"]["tensors"] if entry[0] == tensor]
+    found[:] = [changes.get(key, old) for key, old in zip(("name", "dtype", "shape"), found, strict=True)]
+
+
+def layers(document: dict[str, Any], found: list[Any]) -> None:
+    """Give the model these layers, and digests and identities for them."""
+    document["structure"].update(layers=found, identities=["0" * 32] * (len(found) + 1))
+    document.update(digests=["0" * 32] * (len(found) + 1), contents=["0" * 32] * (len(found) + 1))
+
+
 HUGE = (1 << 31) - 1
 CHANGES: dict[str, Change] = {
     "classes of gigabytes": lambda d: d.update(classes=HUGE),
-    "head of terabytes": lambda d: (d.update(classes=HUGE), d["tensors"]["fc.weight"].update(shape=[HUGE, 512]),
-                                    d["tensors"]["fc.bias"].update(shape=[HUGE])),
-    "tensor of exabytes": lambda d: d["tensors"]["conv1.weight"].update(shape=[1 << 40] * 16),
-    "another type": lambda d: d["tensors"]["conv1.weight"].update(dtype="int64"),
-    "a type that is none": lambda d: d["tensors"]["conv1.weight"].update(dtype="object"),
-    "no tensors": lambda d: (d.update(tensors={}), [la.update(tensors=[]) for la in d["layers"]]),
-    "other layers": lambda d: d["layers"][3].update(name="\x1b[2Jevil"),
-    "very many layers": lambda d: (d.update(layers=d["layers"] * 2000), d.update(digests=["0" * 32] * 28_001),
-                                   d.update(identities=[["0" * 32] * 2] * 28_001)),
-    "no layers": lambda d: (d.update(layers=[]), d.update(digests=["0" * 32]), d.update(identities=[["0" * 32] * 2])),
-    "too few identities": lambda d: d["identities"].pop(),
-    "an identity that is none": lambda d: d["identities"].insert(0, [*d["identities"].pop(), "0" * 32]),
-    "identities of something else": lambda d: d.update(identities="0" * len(d["identities"])),
+    "head of terabytes": lambda d: (d.update(classes=HUGE), form(d, "fc.weight", shape=[HUGE, 512]),
+                                    form(d, "fc.bias", shape=[HUGE])),
+    "tensor of exabytes": lambda d: form(d, "conv1.weight", shape=[1 << 40] * 16),
+    "another type": lambda d: form(d, "conv1.weight", dtype="int64"),
+    "a type that is none": lambda d: form(d, "conv1.weight", dtype="object"),
+    "no tensors": lambda d: (d.update(tensors=[]), d["structure"].update(tensors=[]),
+                             [la[2].clear() for la in d["structure"]["layers"]]),
+    "other layers": lambda d: d["structure"]["layers"][3].__setitem__(0, "\x1b[2Jevil"),
+    "very many layers": lambda d: layers(d, d["structure"]["layers"] * 2000),
+    "no layers": lambda d: layers(d, []),
+    "too few identities": lambda d: d["structure"]["identities"].pop(),
+    "an identity that is none": lambda d: d["structure"]["identities"].insert(0, ["0" * 32]),
+    "identities of something else": lambda d: d["structure"].update(identities="0" * 15),
+    "contents of something else": lambda d: d.update(contents="0" * len(d["contents"])),
+    "another structure": lambda d: d.update(structure="\x1b[2J"),
+    "two tensors of one name": lambda d: form(d, "fc.weight", name="fc.bias"),
+    "a tensor without a place": lambda d: d["tensors"][3].pop(),
+    "a pack that is none": lambda d: d["packs"].__setitem__(0, "../../x"),
+    "a pack beyond": lambda d: d["tensors"][3].__setitem__(2, 99),
     "other digests": lambda d: d.update(digests=["0" * 32] * len(d["digests"])),
     "an architecture that is none": lambda d: d["spec"].update(architecture="\x1b[2J../x"),
     "a factory": lambda d: d["spec"].update(architecture="os:system"),
@@ -70,9 +93,9 @@ CHANGES: dict[str, Change] = {
     "blocks without end": lambda d: d["spec"].update(blocks=["layer1"] * 100_000),
     "a freeze beyond": lambda d: d.update(default_freeze=99),
     "a name that is none": lambda d: d.update(name="../../etc"),
-    "offsets beyond": lambda d: [t.update(start=(1 << 62)) for t in d["tensors"].values()],
-    "negative shapes": lambda d: d["tensors"]["conv1.weight"].update(shape=[-1, 3, 7, 7]),
-    "floats": lambda d: d["tensors"]["conv1.weight"].update(shape=[64.0, 3, 7, 7]),
+    "offsets beyond": lambda d: [t.__setitem__(3, 1 << 62) for t in d["tensors"]],
+    "negative shapes": lambda d: form(d, "conv1.weight", shape=[-1, 3, 7, 7]),
+    "floats": lambda d: form(d, "conv1.weight", shape=[64.0, 3, 7, 7]),
 }  # fmt: skip
 HARMLESS = ("inputs of petabytes", "offsets beyond", "head of terabytes")
 """The client has its own inputs and head, and no file of its own to look into."""

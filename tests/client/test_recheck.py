@@ -169,7 +169,7 @@ def test_the_report_says_what_was_compared(remembered: Handler) -> None:
 
 def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
     from hapi.models.zoo.build import ModelSpec, build
-    from hapi.repository.repository import push
+    from hapi.repository.push import push
     from hapi.store.open import open_store
 
     pack_blobs(tmp_path / "store")

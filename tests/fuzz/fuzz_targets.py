@@ -23,6 +23,7 @@ from hapi.wire.samples import offsets_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import fuzz_models  # noqa: F401  (registers its targets)
 from fuzz_registry import TARGETS, attempt, seeds_of, target
 from support.foreign_shards import example, masked_crc32c, mds_index, mds_shard, tfrecord
 from support.formats_tools import samples, tar
@@ -276,48 +277,6 @@ def indexes(data: bytes) -> None:
     dataset = find_dataset(store(), "fuzzed", cache=chunks())
     lengths = dataset.lengths(np.arange(dataset.count))
     dataset.read(np.flatnonzero(lengths < 1 << 16)[:100])
-
-
-def _model_seeds() -> list[bytes]:
-    from hapi.models.graph.architecture import LayerIdentity
-    from hapi.models.graph.digest import content_digest
-    from hapi.models.zoo.build import ModelSpec
-    from hapi.repository.manifest import LayerEntry, ModelManifest
-    from hapi.repository.weights_file import TensorEntry
-
-    tensor = TensorEntry("a", "float32", (2, 3), 64, content_digest(bytes(24)))
-    manifest = ModelManifest(
-        name="fuzzed", push="p", spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32),
-        identities=(LayerIdentity("0" * 32, "1" * 32),) * 2, classes=10,
-        default_freeze=1, layers=(LayerEntry("conv1", (3, 4, 4), ("a",)),), tensors={"a": tensor},
-    )  # fmt: skip
-    return [mark + json.dumps(manifest.to_json()).encode() for mark in (RAW, SEALED)]
-
-
-@target(_model_seeds)
-def models(data: bytes) -> None:
-    """``model.json``, opened from a store, and each of its tensors read."""
-    from hapi.repository.manifest import _checksum
-    from hapi.repository.repository import list_models, open_model
-
-    body = data[1:]
-    if data[:1] == SEALED:
-        try:
-            document = json.loads(body)
-            content = {key: value for key, value in document.items() if key != "checksum"}
-            body = json.dumps({**content, "checksum": _checksum(content)}).encode()
-        except (ValueError, RecursionError, AttributeError):
-            pass
-    store().put("models/fuzzed/model.json", body)
-    store().put("models/fuzzed/p/weights.safetensors", bytes(64 + 24))
-    for summary in list_models(store()):
-        json.dumps(summary.to_json())
-    model = open_model(store(), "fuzzed")
-    json.dumps(model.to_json())
-    for name, entry in list(model.manifest.tensors.items())[:5]:
-        if entry.nbytes < 1 << 20:
-            model.tensor_spec(name)
-            model.read_tensor(name)
 
 
 def _packing_seeds() -> list[bytes]:

@@ -27,11 +27,12 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.manifest import _checksum
-from hapi.repository.repository import list_models, open_model, push
+from hapi.repository.opening import list_models, open_model
+from hapi.repository.push import push
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
-MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/model.json"
+MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/versions/00000001.json"
 STRANGE: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2**31, 2**32, 2**63, 2**64, 10**30, 0.5, 1e308, float("inf"), float("nan"), "", "a" * 5000,
     "\ud800", "\x1b[2J", "../x", "U64", "F32", [], {}, [[]], [1], [None], [0, 0], [2**70, 1], [-1, 3], [2**40] * 2,

@@ -26,7 +26,8 @@ from support.http_tools import (
     resnet,
 )
 
-from hapi.repository.repository import push, zoo_reference
+from hapi.repository.prefix import zoo_reference
+from hapi.repository.push import push
 
 pytestmark = pytest.mark.slow
 EVERYTHING = list(range(40))
@@ -112,13 +113,13 @@ def test_weights(folder: Path, running: ServerProcess) -> None:
     reference = replace(zoo_reference(SPEC, model, SPLIT), source="store", name="net", weights="pushed")
     document = known.extract(IDS, model=reference.to_json())
     assert ask(running, TENSORS, known.tensors()).status == 200
-    shorten(folder, "models/*/*/weights.safetensors")
+    shorten(folder, "repository/packs/*.safetensors")
     check_problem(
-        ask(running, TENSORS, known.tensors()), 500, "'pushed'", "push the model again with --replace"
+        ask(running, TENSORS, known.tensors()), 500, "'pushed'", "push the model again with --repair"
     )
-    check_problem(ask(running, EXTRACT, document), 500, "'net'", "push the model again with --replace")
+    check_problem(ask(running, EXTRACT, document), 500, "'net'", "push the model again with --repair")
     others_go_on(running, known)
-    push(store, "net", model, SPEC, replace_existing=True)
-    push(store, "pushed", pushed_model(), PUSHED_SPEC, replace_existing=True)
+    push(store, "net", model, SPEC, repair=True)
+    push(store, "pushed", pushed_model(), PUSHED_SPEC, repair=True)
     assert ask(running, TENSORS, known.tensors()).status == 200
     known.check_features(ask(running, EXTRACT, document).body, IDS)

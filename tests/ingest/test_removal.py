@@ -21,6 +21,9 @@ from hapi.errors import ConflictError, NotFoundError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.removal import collect, remove
+from hapi.repository.packs.place import pack_key
+from hapi.repository.structure_key import structure_key
+from hapi.repository.versions import version_key
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 
@@ -36,10 +39,14 @@ def keys(store: ObjectStore) -> list[str]:
     return [info.key for info in store.list()]
 
 
-def put_model(store: ObjectStore, name: str, push: str = "push-1") -> None:
+PACK, UNUSED = "a" * 32, "b" * 32
+
+
+def put_model(store: ObjectStore, name: str, pack: str = PACK) -> None:
     """A pushed model as far as removal looks at it."""
-    store.put(f"models/{name}/{push}/weights.safetensors", b"weights")
-    store.put(f"models/{name}/model.json", json.dumps({"push": push}).encode())
+    store.put(pack_key(pack), b"weights")
+    store.put(structure_key(pack), b"structure")
+    store.put(version_key(name, 1), json.dumps({"packs": [pack], "structure": pack}).encode())
 
 
 def test_removed_at_once(store: ObjectStore) -> None:
@@ -53,6 +60,7 @@ def test_removed_at_once(store: ObjectStore) -> None:
     assert [info.key for info in done.objects] == [info.key for info in would.objects]
     assert not store.list("datasets/d") and verify_dataset(store, "other").sound
     assert remove(store, "d", model=True).size > 0 and not store.list("models")
+    assert sum(len(found.objects) for found in collect(store)) == 2 and not store.list("repository")
     for model in (False, True):
         with pytest.raises(NotFoundError, match=r"there is no (dataset|model) 'd' in .*hapi ls"):
             remove(store, "d", model=model)
@@ -95,8 +103,8 @@ def test_what_belongs_to_something_stays(store: ObjectStore) -> None:
     before = keys(store)
     assert not [found for found in collect(store) if found.objects or found.notes] and keys(store) == before
     store.put("datasets/d/20200101T000000-00000000/shard-00000.bin", b"of a killed command")
-    store.put("models/m/push-0/weights.safetensors", b"earlier")
-    store.put("models/killed/push-0/weights.safetensors", b"no manifest came")
+    store.put(pack_key(UNUSED), b"of a killed push")
+    store.put(structure_key(UNUSED), b"of a removed model")
     store.put("elsewhere/file", b"foreign")
     assert sum(len(found.objects) for found in collect(store)) == 3
     assert keys(store) == sorted([*before, "elsewhere/file"])
@@ -105,13 +113,16 @@ def test_what_belongs_to_something_stays(store: ObjectStore) -> None:
 def test_what_cannot_be_read_is_left_alone(store: ObjectStore) -> None:
     pack(A, store, "d", SMALL)
     put_model(store, "m")
-    store.put("models/m/model.json", b"{")
+    store.put(version_key("m", 1), b"{")
     store.put("datasets/d/manifest.json", b'{"format": 99}')
     before = keys(store)
     notes = [note for found in collect(store) for note in found.notes]
-    assert len(notes) == 2 and all("left alone" in note for note in notes) and keys(store) == before
+    assert (
+        len(notes) == 2 and "left alone" in notes[0] and "is not JSON" in notes[1] and keys(store) == before
+    )
     remove(store, "d")
     remove(store, "m", model=True)
+    list(collect(store))
     assert not keys(store)
 
 

@@ -16,8 +16,10 @@ from hapi.cli.main import main
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.difference import Difference, LayerChange, compare
+from hapi.repository.opening import open_model
+from hapi.repository.push import push
 from hapi.repository.relatives import relatives
-from hapi.repository.repository import open_model, push
+from hapi.repository.versions import version_key
 from hapi.store.local import LocalStore
 
 SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)
@@ -149,7 +151,7 @@ def test_the_command_that_shows_a_model(folder: Path, capsys: pytest.CaptureFixt
     assert {"name": "base", "same_structure": 14, "same_weights": 11} in document["relatives"]
     assert main(["show", f"{folder}/tuned"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("tuned: resnet18, 14 layers, ") and lines[0].endswith(", 10 classes")
+    assert lines[0].startswith("tuned@1: resnet18, 14 layers, ") and lines[0].endswith(", 10 classes")
     assert lines[12 + 1].split()[:3] == ["12", "layer4.1", "512x1x1"]
     assert "base has its first 14 layers, 11 with the same weights" in lines
 
@@ -163,9 +165,9 @@ def test_only_manifests_are_read(folder: Path) -> None:
 def test_a_damaged_neighbour_is_left_out(folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "store"
     shutil.copytree(folder, copied)
-    (copied / "models" / "again" / "model.json").write_bytes(b"{}")
-    (copied / "models" / "tuned" / "model.json").unlink()
     store = LocalStore(str(copied))
+    store.put(version_key("again", 1), b"{}")
+    store.delete(version_key("tuned", 1))
     names = [r.name for r in relatives(store, open_model(store, "base").manifest)]
     assert "larger" in names and not {"again", "tuned"} & set(names)
 

@@ -14,14 +14,10 @@ from hapi.errors import (
     ModelError,
 )
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import (
-    StoredModel,
-    materialise,
-    open_model,
-    push,
-    store_reference,
-    zoo_reference,
-)
+from hapi.repository.opening import open_model
+from hapi.repository.prefix import materialise, store_reference, zoo_reference
+from hapi.repository.push import push
+from hapi.repository.stored import StoredModel
 from hapi.store.local import LocalStore
 
 BUFFERS = '''
@@ -86,7 +82,7 @@ def test_a_tensor_that_is_a_plain_attribute_is_that_of_the_build(
     front = materialise(zoo_reference(spec, model, 2), 2, store, ["hapi_test_plain"])
     assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
     # A pushed model is made again from another seed: what is in no file does not come out as it was.
-    stored = push(store, "net", model, spec)
+    stored = push(store, "net", model, spec).model
     with pytest.raises(ConflictError, match=r"no longer makes layer 1 \(mul\) .*register it as a buffer"):
         stored.layered(allow_import=True)
     with pytest.raises(ConflictError, match="no longer makes layer 1"):
@@ -146,7 +142,7 @@ def test_a_pushed_model_whose_code_has_changed_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = ModelSpec(architecture="hapi_test_before:Frequencies", input_shape=(4,), blocks=("one", "two"))
     store = LocalStore(str(tmp_path / "store"))
-    stored = push(store, "net", build(spec, allow_import=True), spec)
+    stored = push(store, "net", build(spec, allow_import=True), spec).model
     assert stored.layered(allow_import=True, num_classes=5).output_shapes()[-1] == (5,)
     changed = replace(spec, architecture="hapi_test_after:Frequencies")
     other = StoredModel(store, replace(stored.manifest, spec=changed))
@@ -172,9 +168,9 @@ def test_tied_and_half_precision_tensors_survive(tmp_path: Path, monkeypatch: py
     spec = ModelSpec(architecture="hapi_test_tied:Tied", input_shape=(4,), weights="random:2")
     store = LocalStore(str(tmp_path / "store"))
     model = build(spec, allow_import=True)
-    stored = push(store, "net", model, spec)
-    (weights,) = tmp_path.glob("store/models/net/push-*/weights.safetensors")
-    assert load_file(weights)["brief"].dtype == torch.bfloat16
+    stored = push(store, "net", model, spec).model
+    held = [load_file(pack) for pack in tmp_path.glob("store/repository/packs/*.safetensors")]
+    assert torch.bfloat16 in {tensor.dtype for tensors in held for tensor in tensors.values()}
     again = stored.layered(allow_import=True)
     stored.load(again, 0, len(again))
     assert again.module.two.weight is again.module.one.weight
@@ -196,7 +192,7 @@ def test_blocks_of_an_untraceable_model_are_kept(tmp_path: Path, monkeypatch: py
     spec = ModelSpec(architecture="hapi_test_blocks:Root", input_shape=(4,), blocks=("a", "b"))
     store = LocalStore(str(tmp_path / "store"))
     model = build(spec, allow_import=True)
-    stored = push(store, "net", model, spec)
+    stored = push(store, "net", model, spec).model
     client = stored.layered(allow_import=True)
     front = materialise(store_reference(stored, client, 1), 1, store, ["hapi_test_blocks"])
     x = torch.rand(2, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hapi.errors import TooLargeError
-from hapi.repository.repository import materialise
+from hapi.repository.prefix import materialise
 from hapi.store.open import open_store
 from hapi.wire.references import ModelReference
 

@@ -13,7 +13,8 @@ from hapi.cli.main import main
 from hapi.errors import NotFoundError
 from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec
-from hapi.repository.repository import open_model, push
+from hapi.repository.opening import open_model
+from hapi.repository.push import push
 from hapi.repository.verify import verify_model
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
@@ -57,32 +58,36 @@ def test_a_sound_model(store: ObjectStore) -> None:
 
 def test_every_tensor_of_which_a_bit_is_flipped(store: ObjectStore) -> None:
     manifest = open_model(store, "net").manifest
-    whole = store.get(manifest.weights_key)
     for name, entry in manifest.tensors.items():
+        key, whole = entry.pack, store.get(entry.pack)
         data = bytearray(whole)
         data[entry.stop - 1] ^= 4
-        store.put(manifest.weights_key, data)
+        store.put(key, data)
         (line,) = findings(store)
         place = f"tensor {name!r}, bytes {entry.start}..{entry.stop}"
-        assert line == f"{manifest.weights_key}: {place}: fails its digest"
+        assert line == f"{key}: {place}: fails its digest"
+        store.put(key, whole)
 
 
 def test_weights_that_are_cut_or_gone_and_what_belongs_to_nothing(store: ObjectStore) -> None:
     manifest = open_model(store, "net").manifest
-    store.put("models/net/push-other/weights.safetensors", b"123")
-    store.put("models/net/push.lock.beat-1", b"1")
+    key = manifest.packs[-1]
+    store.put("models/net/other.safetensors", b"123")
     assert findings(store) == [
-        "models/net/push-other/weights.safetensors: belongs to nothing (3 bytes); it can be removed"
+        "models/net/other.safetensors: belongs to nothing (3 bytes); it can be removed"
     ]
-    store.delete("models/net/push-other/weights.safetensors")
-    whole = store.get(manifest.weights_key)
-    store.put(manifest.weights_key, whole[:-1])
-    assert findings(store) == [f"{manifest.weights_key}: has {len(whole) - 1} bytes instead of {len(whole)}"]
-    store.delete(manifest.weights_key)
-    assert findings(store) == [f"{manifest.weights_key}: missing, with all tensors"]
-    store.put("models/net/model.json", b"{")
+    store.delete("models/net/other.safetensors")
+    whole = store.get(key)
+    store.put(key, whole[:-1])
+    assert findings(store) == [f"{key}: has {len(whole) - 1} bytes instead of {len(whole)}"]
+    store.delete(key)
+    assert findings(store) == [f"{key}: missing, with 2 tensors"]
+    store.delete(manifest.structure.key)
     (line,) = findings(store)
-    assert line.startswith("models/net/model.json: ") and "push" in line
+    assert line.startswith(f"{manifest.key}: ") and line.endswith("is missing; push the model again")
+    store.put(manifest.key, b"{")
+    (line,) = findings(store)
+    assert line.startswith(f"{manifest.key}: ") and "damaged" in line
 
 
 def test_the_command(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,12 +95,13 @@ def test_the_command(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["verify", f"{store.url}/net", *flags]) == 0
         assert "net: 4 tensors, 0.0 MB read" in (out := capsys.readouterr().out) and out.endswith(": sound\n")
     manifest = open_model(store, "net").manifest
-    data = bytearray(store.get(manifest.weights_key))
+    key = manifest.packs[-1]
+    data = bytearray(store.get(key))
     data[-1] ^= 1
-    store.put(manifest.weights_key, data)
+    store.put(key, data)
     assert main(["verify", f"{store.url}/net"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and "fails its digest" in lines[0]
-    assert lines[1].endswith("DAMAGED, 1 findings; push the model again with --replace")
+    assert lines[1].endswith("DAMAGED, 1 findings; push the model again with --repair")
     assert main(["verify", f"memory://{uuid.uuid4().hex}/net", "--model"]) == 1
     assert "has no model 'net'" in capsys.readouterr().err

@@ -25,7 +25,9 @@ from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.repository.built import prefix_bytes
-from hapi.repository.repository import push, zoo_reference
+from hapi.repository.prefix import zoo_reference
+from hapi.repository.push import push
+from hapi.repository.versions import version_key
 from hapi.store.open import open_store
 from hapi.wire.messages import ExtractRequest
 
@@ -69,7 +71,7 @@ def test_a_damaged_model(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "store")
     known = Known(folder)
     with served(folder) as server:
-        weights = next(folder.glob("models/pushed/*/weights.safetensors"))
+        weights = next(folder.glob("repository/packs/*.safetensors"))
         whole = weights.read_bytes()
         last = {**known.tensors(), "names": ["features.3.squeeze.weight"]}
         assert exchange(server.port, "POST", TENSORS, last).status == 200
@@ -79,11 +81,11 @@ def test_a_damaged_model(tmp_path: Path) -> None:
         check_problem(exchange(server.port, "POST", TENSORS, last), (500, 502), "pushed")
         weights.write_bytes(whole)
         assert exchange(server.port, "POST", TENSORS, last).status == 200
-        manifest = folder / "models/pushed/model.json"
+        manifest = folder / version_key("pushed", 1)
         manifest.write_bytes(flip(manifest.read_bytes())[:500])
-        check_problem(exchange(server.port, "GET", "/v1/models/pushed"), 500, "model.json")
+        check_problem(exchange(server.port, "GET", "/v1/models/pushed"), 500, "00000001.json")
         listed = exchange(server.port, "GET", "/v1/models").json()["models"]
-        assert listed[0]["name"] == "pushed" and "model.json" in listed[0]["problem"]
+        assert listed[0]["name"] == "pushed" and "00000001.json" in listed[0]["problem"]
 
 
 def test_a_replaced_data_set(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_a_model_that_is_replaced_and_comes_back(tmp_path: Path) -> None:
     document = known.extract(model=reference.to_json())
     with served(folder) as server:
         check_problem(exchange(server.port, "POST", EXTRACT, document), 409, "pushed", "digest")
-        push(known.store, "pushed", model, SPEC, replace_existing=True)
+        push(known.store, "pushed", model, SPEC)
         known.check_features(exchange(server.port, "POST", EXTRACT, document).body, [3, 39, 0, 17])
         sizes = server.service.workers.sizing.of(ExtractRequest.from_json(document))
         assert sizes.weights[0].nbytes == prefix_bytes(model, SPLIT)

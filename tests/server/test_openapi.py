@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,21 @@ import jsonschema_rs
 import pytest
 from support.http_tools import (
     EXTRACT,
+    PUSHED_SPEC,
     SAMPLES,
     TENSORS,
     Known,
     ServedApplication,
     check_problem,
     exchange,
+    pushed_model,
     served,
 )
 
 from hapi.clocks import StageClock
 from hapi.errors import URN, by_slug
-from hapi.repository.pack_address import pack_key
+from hapi.repository.packs.place import pack_key
+from hapi.repository.push import push
 from hapi.server.context import RequestClock, RequestContext
 from hapi.server.http import openapi
 from hapi.server.scheduling.fair_queue import Tenant
@@ -81,10 +86,18 @@ def test_paths_without_a_token_are_those_that_tell_nothing(folder: Path) -> None
                 assert (answer.status == 401) == ("security" not in operation), (method, path)
 
 
+@cache
+def structure() -> str:
+    """Digest of the structure of the pushed model."""
+    model = pushed_model()
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    return push(store, "pushed", model, PUSHED_SPEC).model.manifest.structure.digest
+
+
 def filled(path: str) -> str:
     """The path of a real request."""
     name = "pushed" if "models" in path else "digits"
-    return path.format(name=name, pack=PACK, seed=0, count=3)
+    return path.format(name=name, pack=PACK, digest=structure(), seed=0, count=3)
 
 
 def content_of(path: str) -> Any:

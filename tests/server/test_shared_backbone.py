@@ -12,7 +12,8 @@ from support.http_tools import SIDE, Known, make_store, received
 
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import push, store_reference, zoo_reference
+from hapi.repository.prefix import store_reference, zoo_reference
+from hapi.repository.push import push
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -33,7 +34,9 @@ class Jobs:
         self.models: dict[str, LayeredModel] = {"base": build(SPEC)}
         self.models |= {"zoo": self.models["base"], "left": tuned(self.models["base"], BACKBONE)}
         self.models["right"] = tuned(self.models["left"], BACKBONE + 1)
-        self.pushed = {n: push(self.known.store, n, m, SPEC) for n, m in self.models.items() if n != "zoo"}
+        self.pushed = {
+            n: push(self.known.store, n, m, SPEC).model for n, m in self.models.items() if n != "zoo"
+        }
 
     def extract(self, service: Service, name: str, split: int) -> bytes:
         """The features of some samples, as the server answers."""

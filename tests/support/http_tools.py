@@ -28,7 +28,8 @@ from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.repository import push, zoo_reference
+from hapi.repository.prefix import zoo_reference
+from hapi.repository.push import push
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen
 from hapi.server.http.tenants import Tenants

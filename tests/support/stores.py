@@ -53,8 +53,8 @@ class CountingStore(LocalStore):
 
 
 def is_weights(key: str) -> bool:
-    """Whether ``key`` is the weights of a pushed model."""
-    return key.startswith("models/") and key.endswith(".safetensors")
+    """Whether ``key`` is a pack of tensors of pushed models."""
+    return key.startswith("repository/packs/")
 
 
 class Killed(BaseException):
@@ -78,6 +78,14 @@ class DyingStore:
     def put(self, key: str, data: Any) -> None:
         self._change()
         self._store.put(key, data)
+
+    def put_pieces(self, key: str, size: int, pieces: Any) -> None:
+        self._change()
+        self._store.put_pieces(key, size, pieces)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        self._change()
+        return self._store.put_new(key, data)
 
     def put_over(self, key: str, data: bytes, mark: str | None) -> None:
         self._change()

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from hapi.cli.shared.common import EXIT_OK, say
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 from hapi.text import printable
 from hapi.units import format_bytes
 
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _manifest(address: str) -> ModelManifest:
-    from hapi.repository.repository import open_model
+    from hapi.repository.opening import open_model
 
-    url, name = split_address(address)
+    url, name = split_model_address(address)
     return open_model(open_store(url), name).manifest
 
 

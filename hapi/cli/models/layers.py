@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hapi.cli.models.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 from hapi.text import printable
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def _structure(args: argparse.Namespace) -> LayeredModel:
     if args.blocks:
         raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks out")
     input_shape = input_shape_of(args)
-    url, name = split_address(args.model.removeprefix(_STORE))
-    from hapi.repository.repository import open_model  # brings torch
+    url, name = split_model_address(args.model.removeprefix(_STORE))
+    from hapi.repository.opening import open_model  # brings torch
 
     stored = open_model(open_store(url), name)
     check_allowed(stored.spec.architecture, args.allow_model, name)

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 from hapi.cli.shared.common import say
 from hapi.cli.shared.numbers import count
-from hapi.cli.shared.writing import configure_lock, lasting_store
+from hapi.cli.shared.progress import TransferBar
+from hapi.cli.shared.writing import lasting_store
+from hapi.errors import BadRequestError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_file
 from hapi.store.open import split_address
+from hapi.units import format_bytes
+from hapi.wire.references import check_tag
 
 if TYPE_CHECKING:
     from hapi.models.zoo.build import ModelSpec
+    from hapi.repository.push import Pushed
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
 
@@ -41,8 +46,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="give the head N classes (default: as it is)",
     )
     configure_shape(parser)
-    parser.add_argument("--replace", action="store_true", help="replace the model of this name")
-    configure_lock(parser)
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="remove the earlier versions of this name that no tag holds (default: they stay, as NAME@VERSION)",
+    )
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="also check what the store has of this model's tensors, and mend what is damaged, for all models",
+    )
+    parser.add_argument("--tag", metavar="TAG", help="name the version, as hapi tag does")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def configure_shape(parser: argparse.ArgumentParser) -> None:
@@ -98,24 +113,65 @@ def run(args: argparse.Namespace) -> int:
     if not is_file(args.model):
         check_model(args.model)
         check_weights(args.model, args.weights or "auto")
-    from hapi.api.models import push  # brings torch, after what can be told without
+    if args.tag is not None:
+        check_tag_flag(args.tag)
+    from hapi.api.models import push_model  # brings torch, after what can be told without
 
-    pushed = push(
-        args.model,
-        args.address,
-        weights=args.weights,
-        num_classes=args.num_classes,
-        input_size=args.input_size,
-        blocks=blocks_of(args),
-        replace=args.replace,
-        force_lock=args.force_lock,
-    )
-    manifest = pushed.manifest
-    size = f"{manifest.nbytes / 1e6:.1f} MB"
+    with TransferBar(f"pushing {name}", args.quiet, by_bytes=True) as bar:
+        pushed = push_model(
+            args.model,
+            args.address,
+            weights=args.weights,
+            num_classes=args.num_classes,
+            input_size=args.input_size,
+            blocks=blocks_of(args),
+            replace=args.replace,
+            repair=args.repair,
+            tag=args.tag,
+            progress=Hashed(bar),
+        )
+    _tell(pushed, store.url)
+    return 0
+
+
+class Hashed:
+    """Shows how much of a model was read and hashed; what is written is a part of it."""
+
+    def __init__(self, bar: TransferBar) -> None:
+        self._bar = bar
+        self._done = 0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Note progress of a push."""
+        if step == "hash":
+            if not self._done:
+                self._bar.start(total)
+            self._bar.advance(0, done - self._done)
+            self._done = done
+
+
+def check_tag_flag(tag: str) -> None:
+    """Raise :class:`UsageError` unless ``tag`` can name a version."""
+    try:
+        check_tag(tag, "--tag")
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
+
+
+def _tell(pushed: Pushed, url: str) -> None:
+    manifest = pushed.model.manifest
+    size = format_bytes(manifest.nbytes)
     classes = f", {manifest.classes} classes" if manifest.classes else ""
     layers = f"{len(manifest.layers)} layers"
-    say(f"pushed {manifest.spec.architecture} as {name!r} into {store.url}: {layers}, {size}{classes}")
-    architecture = manifest.spec.architecture
+    architecture = manifest.build_spec().architecture
+    if pushed.new:
+        moved = (
+            f", of which {format_bytes(pushed.written)} are new to the store"
+            if pushed.written < manifest.nbytes
+            else ""
+        )
+        say(f"pushed {architecture} as {manifest.reference!r} into {url}: {layers}, {size}{moved}{classes}")
+    else:
+        say(f"{architecture} is in {url} already, as {manifest.reference!r}: {layers}, {size}{classes}")
     allowed = f" --allow-model {architecture}" if is_factory(architecture) else ""
-    say(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
-    return 0
+    say(f"digest {manifest.digest}; train with: hapi-train --model store:{manifest.name}{allowed}")

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hapi.cli.shared.common import EXIT_OK, say
-from hapi.store.open import open_store, split_address
+from hapi.store.open import open_store, split_model_address
 from hapi.text import printable
 from hapi.units import format_bytes
 
@@ -24,10 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the manifest tells. No weights are read, and none of the model's code is imported."""
+    from hapi.repository.opening import open_model
     from hapi.repository.relatives import relatives  # brings torch
-    from hapi.repository.repository import open_model
 
-    url, name = split_address(args.model)
+    url, name = split_model_address(args.model)
     store = open_store(url)
     manifest = open_model(store, name).manifest
     found = relatives(store, manifest)
@@ -41,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
 def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
     return {
         "name": manifest.name,
-        "architecture": manifest.spec.architecture,
+        "version": manifest.version,
+        "created": manifest.created,
+        "parent": manifest.parent,
+        "architecture": None if manifest.spec is None else manifest.spec.architecture,
         "digest": manifest.digest,
         "bytes": manifest.nbytes,
         "classes": manifest.classes,
@@ -49,6 +52,10 @@ def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
         "layers": [_row(manifest, number) for number in range(1, len(manifest.layers) + 1)],
         "relatives": [relative.to_json() for relative in found],
     }
+
+
+def _architecture(manifest: ModelManifest) -> str:
+    return "tensors only" if manifest.spec is None else manifest.spec.architecture
 
 
 def _row(manifest: ModelManifest, number: int) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def _row(manifest: ModelManifest, number: int) -> dict[str, Any]:
 def _print(manifest: ModelManifest, found: list[Relative]) -> None:
     classes = "" if manifest.classes is None else f", {manifest.classes} classes"
     say(
-        f"{printable(manifest.name)}: {printable(manifest.spec.architecture)}, {len(manifest.layers)} layers, "
+        f"{printable(manifest.reference)}: {printable(_architecture(manifest))}, {len(manifest.layers)} layers, "
         f"{len(manifest.tensors)} tensors, {format_bytes(manifest.nbytes)}{classes}"
     )
     table = [["LAYER", "NAME", "OUTPUT", "TENSORS", "SIZE", "IDENTITY", ""]]

@@ -11,7 +11,7 @@ from hapi.cli.shared.writing import configure_lock, lasting_store
 from hapi.data.replaced import KEEP_OLD_SECONDS, MAX_KEEP_SECONDS
 from hapi.errors import UsageError
 from hapi.ingest.removal import Removal, remove
-from hapi.store.open import split_address
+from hapi.store.open import split_model_address
 from hapi.units import format_bytes, format_duration
 
 
@@ -25,14 +25,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-old", type=seconds(0, MAX_KEEP_SECONDS), default=KEEP_OLD_SECONDS, metavar="TIME",
         help="keep a dataset's shards for so long, for jobs that run with it (default 24h); after that hapi gc frees "
-        "them. 0 frees them now. A model goes at once, and jobs that need more of it end",
+        "them. 0 frees them now. A model, or NAME@VERSION, goes at once, and jobs that need more of it end; hapi gc "
+        "frees the tensors that no other model shares",
     )  # fmt: skip
     configure_lock(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Remove, or say what would be removed, in a line for each."""
-    places = [(address, *split_address(address)) for address in args.address]
+    places = [(address, *split_model_address(address)) for address in args.address]
     for address, url, name in places:
         store = lasting_store(url)
         found = remove(

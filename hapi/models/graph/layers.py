@@ -251,9 +251,13 @@ class LayeredModel:
 
     def identities(self) -> list[LayerIdentity]:
         """Return the identity of splits 0 to L, whatever the names in the model (DStore, Algorithm 1)."""
+        return layer_identities(self.leaf_layers(), self._numbering.ends()[0], self._digest_of_any)
+
+    def leaf_layers(self) -> Architecture:
+        """Return the leaf layers and their connections; computed once."""
         if self._architecture is None:
             self._architecture = architecture_of(self.module, self._eval, self.traced.constants)
-        return layer_identities(self._architecture, self._numbering.ends()[0], self._digest_of_any)
+        return self._architecture
 
     def remember_digest(self, name: str, digest: str) -> None:
         """Note that tensor ``name``'s present content has ``digest``, so that it is not computed again."""

@@ -17,7 +17,7 @@ from hapi.models.shared.weights import SharedWeights, shared_weights
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
-from hapi.repository.repository import PrefixSource, open_prefix
+from hapi.repository.prefix import PrefixSource, open_prefix
 from hapi.server.device.memory_format import suits_channels_last
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.device.sizing import prefix_weights

@@ -21,7 +21,7 @@ from hapi.models.graph.precision import in_precision
 from hapi.models.graph.user_code import unread_layer
 from hapi.profiler.work import LayerWork, layer_work
 from hapi.repository.built import prefix_bytes
-from hapi.repository.repository import structure_of
+from hapi.repository.prefix import structure_of
 from hapi.server.batching.forward_memory import ForwardMemory, forward_memory
 from hapi.server.batching.policies import Weights
 from hapi.store.base import ObjectStore

@@ -147,6 +147,7 @@ class Application:
         for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
             add.add_get(path, self._document)
             add.add_get(path + "/{name}", self._document)
+        add.add_get(f"{messages.STRUCTURES_PATH}/{{digest}}", self._document)
         add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}", self._document)
         add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}", self._document)
         add.add_get(f"{messages.PACKS_PATH}/{{pack}}", self._pack)

@@ -38,9 +38,9 @@ from hapi.errors import (
     UnprocessableError,
     by_slug,
 )
-from hapi.repository.manifest import LayerEntry, ModelManifest
-from hapi.repository.repository import ModelSummary
-from hapi.repository.weights_file import TensorEntry
+from hapi.models.zoo.build import ModelSpec
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.opening import ModelSummary
 from hapi.server.device.host_memory import HOST_KINDS
 from hapi.server.http.overview import SECRET
 from hapi.server.http.problems import HttpError
@@ -123,8 +123,10 @@ def operations() -> list[Operation]:
                   "Samples of each class among those that a share holds out.",
                   _json(record({"version": DIGEST, "label_counts": listed(COUNT)})), _READING),
         Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
-        Operation(get, messages.MODELS_PATH + "/{name}", "One pushed model's layers, tensors and digests.",
-                  _json(_model()), _READING),
+        Operation(get, messages.MODELS_PATH + "/{name}", "One version of a pushed model: its tensors and digests. The "
+                  "name may be NAME@VERSION, NAME@TAG or NAME@DIGEST.", _json(_model()), _READING),
+        Operation(get, messages.STRUCTURES_PATH + "/{digest}", "Layers and tensors of a structure that models have.",
+                  _json(_structure()), _READING),
         Operation(get, messages.PACKS_PATH + "/{pack}", "Bytes of stored tensors, or one range of them.",
                   (BYTES_MEDIA_TYPE, {}), _PACK, ranges=True),
         Operation(get, messages.VERSION_PATH, "Version of Hapi and of the wire.", _json(_version()), _AUTHORISED),
@@ -300,18 +302,42 @@ def _model_list() -> Schema:
 
 
 def _model() -> Schema:
-    tensor = of_class(TensorEntry, {"digest": DIGEST}, leave_out=("name",))
     known = {
         "name": NAME,
-        "push": NAME,
-        "layers": listed(of_class(LayerEntry)),
-        "tensors": {"type": "object", "additionalProperties": tensor},
+        "parent": of_type(str | None),
+        "spec": of_type(ModelSpec | None),
         "digests": listed(DIGEST, 1),
-        "identities": listed(listed(DIGEST, 2), 1),
     }
-    described = of_class(ModelManifest, known)
-    more = {"format": COUNT, "architecture": TEXT, "digest": DIGEST, "bytes": COUNT, "checksum": TEXT}
+    described = of_class(
+        ModelManifest, {**known, "contents": listed(DIGEST, 1)}, leave_out=("structure", "tensors")
+    )
+    more = {
+        "format": COUNT,
+        "architecture": of_type(str | None),
+        "structure": DIGEST,
+        "digest": DIGEST,
+        "bytes": COUNT,
+        "packs": listed(DIGEST),
+        "tensors": listed({"type": "array", "prefixItems": [DIGEST, DIGEST, COUNT, COUNT], "items": False}),
+        "checksum": TEXT,
+    }
     return _with(described, more)
+
+
+def _structure() -> Schema:
+    sides = listed(COUNT)
+    layer = {"type": "array", "prefixItems": [TEXT, sides, listed(TEXT)], "items": False}
+    form = {"type": "array", "prefixItems": [TEXT, TEXT, sides], "items": False}
+    graph = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+    return record(
+        {
+            "format": COUNT,
+            "layers": listed(layer),
+            "tensors": listed(form),
+            "identities": listed(DIGEST, 1),
+            "graph": graph,
+        }
+    )
 
 
 def _with(schema: Schema, properties: Mapping[str, Schema]) -> Schema:

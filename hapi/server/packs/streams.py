@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from hapi.errors import StoreError
 from hapi.process.threads import Threads
-from hapi.repository.pack_address import pack_key
+from hapi.repository.packs.place import pack_key
 from hapi.server.account import Account
 from hapi.server.context import RequestContext
 from hapi.server.frame_stream import FileRange, Frames, FrameStream

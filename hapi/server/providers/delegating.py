@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hapi.process.threads import Threads
@@ -49,6 +49,10 @@ class DelegatingStore(ObjectStore):
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """As the origin."""
         self.origin.put(key, data)
+
+    def put_pieces(self, key: str, size: int, pieces: Iterable[memoryview]) -> None:
+        """See :meth:`ObjectStore.put_pieces`."""
+        self.origin.put_pieces(key, size, pieces)
 
     def put_new(self, key: str, data: bytes) -> bool:
         """As the origin."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hapi.errors import UsageError
 from hapi.process.threads import Threads
-from hapi.repository.pack_address import pack_of, pack_path
+from hapi.repository.packs.place import pack_of, pack_path
 from hapi.server.providers.blocks import BlockCache
 from hapi.server.providers.delegating import DelegatingStore
 from hapi.server.providers.peers import Peers

@@ -19,7 +19,7 @@ from hapi.models.model_file import ModelCard, read_model, untrained
 from hapi.models.zoo.build import architecture_of, build, layers_of
 from hapi.models.zoo.weights import load_state
 from hapi.paths import user_path
-from hapi.repository.repository import open_model
+from hapi.repository.opening import open_model
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint import evaluated_layers, read_document
 from hapi.train.outputs.model_out import after_epoch

@@ -22,7 +22,7 @@ from support.http_tools import (
     until,
 )
 
-from hapi.repository.pack_address import pack_key, pack_path
+from hapi.repository.packs.place import pack_key, pack_path
 from hapi.server.packs import streams
 from hapi.store.base import ReadPart
 from hapi.store.http.ranges import HttpRanges

@@ -16,8 +16,8 @@ import pytest
 from support.http_tools import ServedApplication, exchange, metric, served, until
 from support.tiny_http import serving
 
-from hapi.errors import UsageError
-from hapi.repository.pack_address import pack_key, pack_of, pack_path
+from hapi.errors import BadRequestError, UsageError
+from hapi.repository.packs.place import pack_key, pack_of, pack_path
 from hapi.server.providers import peers as peers_module
 from hapi.server.providers import stores
 from hapi.server.providers.peers import Peers
@@ -303,5 +303,5 @@ def test_addresses_of_packs() -> None:
     assert pack_path(pack_key(PACKS[0])) == f"/v1/packs/{PACKS[0]}"
     for key in ("repository/packs/x.safetensors", f"packs/{PACKS[0]}.safetensors", "models/a", PACKS[0]):
         assert pack_of(key) is None
-    with pytest.raises(ValueError, match="is no pack"):
+    with pytest.raises(BadRequestError, match="is no key of a pack"):
         pack_path("models/a")

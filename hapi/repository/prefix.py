@@ -1,183 +1,24 @@
-"""Pushed models: weights in a store, read tensor by tensor.
-
-    STORE/models/NAME/PUSH/weights.safetensors   tensors in layer order: layers 1..s are one range
-    STORE/models/NAME/model.json                 written last: a model without it does not exist
+"""Models as a server needs them: the prefix that a reference names, from the zoo or from the store.
 
 After DStore (tensor-level access by the identity of layers), with the content in the identity as well.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from hapi.errors import (
-    ConflictError,
-    DataError,
-    HapiError,
-    ModelError,
-    NotFoundError,
-    UnprocessableError,
-)
+from hapi.errors import ConflictError, ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, skeleton
 from hapi.models.zoo.names import is_file
 from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
-from hapi.repository.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
+from hapi.repository.opening import open_model
 from hapi.repository.pushed import PushedModel
-from hapi.repository.stored import StoredModel
-from hapi.repository.weights_file import TensorEntry, encode
 from hapi.store.base import ObjectStore
-from hapi.store.commit import commit
-from hapi.store.locking.locks import FORCE, LeaseLostError, is_lock_object
-from hapi.wire.references import ModelReference, check_digest, check_name
-
-LOCK_NAME = "push.lock"
-
-
-@dataclass(frozen=True)
-class ModelSummary:
-    """One line about a pushed model; ``problem`` says why it cannot be used."""
-
-    name: str
-    architecture: str | None = None
-    digest: str | None = None
-    bytes: int | None = None
-    layers: int | None = None
-    problem: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
-
-def push(
-    store: ObjectStore,
-    name: str,
-    model: LayeredModel,
-    spec: ModelSpec,
-    *,
-    replace_existing: bool = False,
-    force_lock: bool = False,
-    advice: str = FORCE,
-) -> StoredModel:
-    """Write ``model``, built from ``spec``, into ``store`` as ``name``.
-
-    A killed push leaves nothing that looks like a model.
-
-    Args:
-        store: where it is written.
-        name: its name there.
-        model: all layers, with weights.
-        spec: the build that made it; whoever reads the model builds its layers from it.
-        replace_existing: replace the model of this name.
-        force_lock: take the lock of another writer that is known to be dead.
-        advice: tells a person how to do that.
-
-    Raises:
-        ConflictError: the name is taken, or another process is pushing it.
-    """
-    check_name(name, "model")
-    lock = f"{model_prefix(name)}/{LOCK_NAME}"
-    with store.lock(lock, force=force_lock, advice=advice) as lease:
-        mark = store.mark(manifest_key(name))
-        if not replace_existing and mark is not None:
-            raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
-        names = model.tensor_names(0, len(model))
-        data, entries = encode([(n, model.tensors.get(n)) for n in names])
-        for entry in entries:  # hashed once, while it was written
-            model.remember_digest(entry.name, entry.digest)
-        manifest = _manifest(name, model, spec, entries)
-        store.put(manifest.weights_key, data)
-        kept, parts = (manifest.weights_key, manifest_key(name)), {manifest.weights_key: len(data)}
-        try:
-            commit(store, manifest_key(name), manifest.to_bytes(), mark=mark, lease=lease, parts=parts)
-        except LeaseLostError:
-            with suppress(
-                HapiError
-            ):  # nobody else has this push's id, and the successor has cleaned up already
-                store.delete(manifest.weights_key)
-            raise
-        left = [info.key for info in store.list(model_prefix(name)) if info.key not in kept]
-        lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
-        for key in left:
-            if not is_lock_object(key, lock):
-                store.delete(key)  # an earlier push, or what a killed one left
-        store.clean_temporary(model_prefix(name))
-    return StoredModel(store, manifest)
-
-
-def _manifest(
-    name: str, model: LayeredModel, spec: ModelSpec, entries: Sequence[TensorEntry]
-) -> ModelManifest:
-    if is_file(spec.weights):
-        spec = replace(
-            spec, weights=PurePath(spec.weights).name
-        )  # where it lay on this machine is nobody's business
-    output = model.output_shapes()[-1]
-    return ModelManifest(
-        name=name,
-        push=f"push-{secrets.token_hex(6)}",
-        spec=spec,
-        digests=tuple(model.prefix_digests()),
-        identities=tuple(model.identities()),
-        classes=output[0] if len(output) == 1 else None,
-        default_freeze=model.default_freeze,
-        layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
-        tensors={entry.name: entry for entry in entries},
-    )
-
-
-def open_model(store: ObjectStore, name: str, digest: str | None = None) -> StoredModel:
-    """Open the pushed model ``name``.
-
-    Args:
-        store: where it lies.
-        name: its name there.
-        digest: the digest that it must have; None for any.
-
-    Raises:
-        NotFoundError: there is no such model; the message names those that are there.
-        ConflictError: the store holds a model with another digest.
-    """
-    key = manifest_key(name)
-    try:
-        data = store.get(key)
-    except NotFoundError:
-        known = ", ".join(store.list_names("models")[:8]) or "none"
-        raise NotFoundError(
-            f"{store.url} has no model {name!r}; it has: {known}",
-            outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",
-        ) from None
-    manifest = ModelManifest.from_bytes(data, f"{store.url}/{key}")
-    if manifest.name != name:
-        raise DataError(f"{store.url}/{key} describes a model {manifest.name!r}; push {name!r} again")
-    if digest is not None and manifest.digest != check_digest(digest, "digest"):
-        raise ConflictError(
-            f"model {name!r} has digest {manifest.digest} here, not {digest}; it was replaced"
-        )
-    return StoredModel(store, manifest)
-
-
-def list_models(store: ObjectStore) -> list[ModelSummary]:
-    """Return a line about every model in the store, damaged ones included."""
-    return [_summary(store, name) for name in store.list_names("models")]
-
-
-def _summary(store: ObjectStore, name: str) -> ModelSummary:
-    try:
-        found = open_model(store, name).manifest
-    except NotFoundError:
-        return ModelSummary(name, problem="incomplete: push it again")
-    except HapiError as error:
-        return ModelSummary(name, problem=str(error))
-    return ModelSummary(name, found.spec.architecture, found.digest, found.nbytes, len(found.layers))
+from hapi.wire.references import ModelReference
 
 
 def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelReference:
@@ -203,7 +44,7 @@ def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> Mod
     """Return the reference to layers 1..``split`` of a pushed model, for the input shape of ``model``."""
     return ModelReference(
         source="store",
-        name=pushed.name,
+        name=pushed.reference,
         weights="pushed",
         digest=model.prefix_digest(split),
         blocks=pushed.spec.blocks,

@@ -1,0 +1,139 @@
+"""Opening pushed models: a reference, its version's manifest, and the structure, which is read once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, NotFoundError
+from hapi.repository.manifest import ModelManifest, structure_of_document
+from hapi.repository.stored import StoredModel
+from hapi.repository.structure import ModelStructure
+from hapi.repository.structure_key import structure_key
+from hapi.repository.versions import (
+    MODELS,
+    ModelAddress,
+    list_tags,
+    list_versions,
+    parse_reference,
+    resolve,
+    version_key,
+)
+from hapi.store.base import ObjectStore
+from hapi.wire.documents import parse_document
+from hapi.wire.references import check_digest
+
+_KEPT = 64
+"""Structures that are kept parsed. They are named by their content, so any store's will do."""
+
+_structures: OrderedDict[str, ModelStructure] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One line about a pushed model; ``problem`` says why it cannot be used."""
+
+    name: str
+    architecture: str | None = None
+    digest: str | None = None
+    bytes: int | None = None
+    layers: int | None = None
+    version: int | None = None
+    """The latest version, which the other fields are about."""
+    tags: tuple[str, ...] = ()
+    """Tags of any version."""
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {**asdict(self), "tags": list(self.tags)}
+
+
+def open_model(store: ObjectStore, reference: str, digest: str | None = None) -> StoredModel:
+    """Open a pushed model.
+
+    Args:
+        store: where it lies.
+        reference: NAME for its latest version, or NAME@VERSION, NAME@TAG, NAME@DIGEST.
+        digest: the digest that it must have; None for any.
+
+    Raises:
+        NotFoundError: there is no such model or version; the message names those that are there.
+        ConflictError: the version has another digest.
+        DataError: its description is damaged.
+    """
+    address = parse_reference(reference)
+    manifest = read_manifest(store, address.name, resolve(store, address))
+    if digest is not None and manifest.digest != check_digest(digest, "digest"):
+        raise ConflictError(
+            f"model {reference!r} has digest {manifest.digest} here, not {digest}; it was pushed again"
+        )
+    return StoredModel(store, manifest)
+
+
+def read_manifest(store: ObjectStore, name: str, version: int) -> ModelManifest:
+    """Return the manifest of a version.
+
+    Raises:
+        NotFoundError: there is no such version.
+        DataError: it or its structure is damaged or missing.
+    """
+    key = version_key(name, version)
+    where = f"{store.url}/{key}"
+    data = store.get(key)
+    try:
+        structure = structure_of_document(parse_document(data))
+    except (BadRequestError, ValueError) as error:
+        raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
+    manifest = ModelManifest.from_bytes(data, structure_of_digest(store, structure), where)
+    if (manifest.name, manifest.version) != (name, version):
+        raise DataError(f"{where} describes {manifest.reference!r}; push {name!r} again")
+    return manifest
+
+
+def structure_of_digest(store: ObjectStore, digest: str) -> ModelStructure:
+    """Return a structure of the store by its digest; :class:`DataError` if it is missing or damaged."""
+    with _lock:
+        found = _structures.get(digest)
+        if found is not None:
+            _structures.move_to_end(digest)
+            return found
+    found = read_structure(store, digest)
+    with _lock:
+        _structures[digest] = found
+        while len(_structures) > _KEPT:
+            _structures.popitem(last=False)
+    return found
+
+
+def read_structure(store: ObjectStore, digest: str) -> ModelStructure:
+    """Read a structure; see :func:`structure_of_digest`, which reads it once."""
+    key = structure_key(check_digest(digest, "structure"))
+    where = f"{store.url}/{key}"
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        raise DataError(f"{where} is missing; push the model again") from None
+    return ModelStructure.from_bytes(data, digest, where)
+
+
+def list_models(store: ObjectStore) -> list[ModelSummary]:
+    """Return a line about every model in the store, damaged ones included."""
+    return [_summary(store, name) for name in store.list_names(MODELS)]
+
+
+def _summary(store: ObjectStore, name: str) -> ModelSummary:
+    try:
+        if not list_versions(store, name):
+            return ModelSummary(name, problem="it has no version: push it again")
+        tags = tuple(sorted(list_tags(store, name)))
+        found = read_manifest(store, name, resolve(store, ModelAddress(name, None)))
+    except HapiError as error:
+        return ModelSummary(name, problem=str(error))
+    architecture = None if found.spec is None else found.spec.architecture
+    return ModelSummary(
+        name, architecture, found.digest, found.nbytes, len(found.layers), found.version, tags
+    )

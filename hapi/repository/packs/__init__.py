@@ -1,0 +1,1 @@
+"""Packs: immutable files of tensors that models share, found by content."""

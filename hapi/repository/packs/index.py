@@ -1,0 +1,118 @@
+"""Content of a store's packs, from their headers: what a push need not write again. Brings no torch.
+
+A pack is a safetensors file. The name of each of its tensors says what it is::
+
+    LAYER:I/N:TENSOR     tensor I of the N of a layer; both digests are of content, LAYER's of its tensors' forms too
+
+A layer that was stored whole is found as one. Of a layer that differs, large tensors are found one by one. Small ones
+are stored again beside it: a request of its own for each would cost more than their bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hapi.errors import NotFoundError
+from hapi.repository.packs.place import PACKS, is_pack, pack_id
+from hapi.store.base import ObjectStore, ReadPart
+from hapi.store.safetensors import MAX_HEADER_BYTES
+from hapi.wire.documents import parse_document
+
+HEAD_BYTES = 64 << 10
+"""First bytes of a pack that are read at once; most headers are shorter."""
+_TENSOR = re.compile(r"([0-9a-f]{32}):(\d{1,7})/(\d{1,7}):([0-9a-f]{32})")
+
+
+class PackedAt(NamedTuple):
+    """Location of a tensor's bytes."""
+
+    pack: str
+    """Id of the pack."""
+    start: int
+    """First byte in its file."""
+
+
+@dataclass
+class PackIndex:
+    """Places of content in some packs."""
+
+    layers: dict[str, tuple[PackedAt, ...]] = field(default_factory=dict)
+    """Places of the tensors of whole layers by the layer's digest."""
+    tensors: dict[str, PackedAt] = field(default_factory=dict)
+    """Places of single tensors by digest."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes that each pack has when it is whole, by id."""
+
+    @classmethod
+    def read(cls, store: ObjectStore, without: Collection[str] = ()) -> PackIndex:
+        """Read the headers of all packs of ``store`` but those of the ids in ``without``."""
+        sizes = {i.key: i.size for i in store.list(PACKS) if is_pack(i.key) and pack_id(i.key) not in without}
+        index = cls()
+        for key, header in read_heads(store, sizes).items():
+            index.add(pack_id(key), header)
+        return index
+
+    def add(self, pack: str, header: bytes) -> None:
+        """Add a pack, from its length field and header; a header that cannot be read has nothing to offer."""
+        layers: dict[str, dict[int, PackedAt]] = {}
+        counts: dict[str, int] = {}
+        for name, (start, stop) in _ranges(header).items():
+            self.sizes[pack] = max(stop, self.sizes.get(pack, 0))
+            found = _TENSOR.fullmatch(name)
+            if found is None:
+                continue
+            place = PackedAt(pack, start)
+            layers.setdefault(found[1], {})[int(found[2])] = place
+            counts[found[1]] = int(found[3])
+            self.tensors.setdefault(found[4], place)
+        for layer, places in layers.items():
+            if sorted(places) == list(range(counts[layer])):
+                self.layers.setdefault(layer, tuple(places[number] for number in range(counts[layer])))
+
+
+def tensor_name(layer: str, number: int, count: int, tensor: str) -> str:
+    """Return the name, in its pack, of tensor ``number`` of the ``count`` of a layer."""
+    return f"{layer}:{number}/{count}:{tensor}"
+
+
+def read_heads(store: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """Return length field and header of each pack in ``sizes`` (bytes by key); one that is not there any more is left
+    out.
+    """
+    heads = _read(store, {key: min(size, HEAD_BYTES) for key, size in sizes.items()})
+    longer = {}
+    for key, head in heads.items():
+        length = 8 + int.from_bytes(head[:8], "little")
+        if len(head) < length <= min(sizes[key], MAX_HEADER_BYTES):
+            longer[key] = length
+    return heads | (_read(store, longer) if longer else {})
+
+
+def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
+    parts = [ReadPart(key, 0, memoryview(bytearray(length))) for key, length in lengths.items()]
+    try:
+        store.read_many(parts)
+        return {part.key: bytes(part.out) for part in parts}
+    except NotFoundError:  # removed since the listing; the others are read one by one
+        found: dict[str, bytes] = {}
+        for part in parts:
+            try:
+                store.read_into(part.key, 0, part.out)
+            except NotFoundError:
+                continue
+            found[part.key] = bytes(part.out)
+        return found
+
+
+def _ranges(header: bytes) -> dict[str, tuple[int, int]]:
+    """First byte in the file of each tensor by name, and the one after its last."""
+    length = 8 + int.from_bytes(header[:8], "little")
+    try:
+        document = parse_document(header[8:length])
+        offsets = {name: entry["data_offsets"] for name, entry in document.items() if name != "__metadata__"}
+        return {name: (length + int(start), length + int(stop)) for name, (start, stop) in offsets.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,177 @@
+"""Division of a model's new tensors into packs. Pure: it computes names and places, and moves no byte.
+
+Tensors lie in layer order, so that layers 1 to s, and those after s, are few ranges for every s. A pack ends at about
+:data:`PACK_BYTES`, so that a push that was killed goes on behind the packs that it wrote, and at the default freeze, so
+that a backbone which other models share can outlive the head it was pushed with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hapi.models.graph.digest import content_digest
+from hapi.models.tensors import STORED_NAMES
+from hapi.repository.entries import DTYPES, SourceTensor, TensorEntry
+from hapi.repository.packs.index import PackedAt, PackIndex, tensor_name
+from hapi.repository.packs.place import pack_key
+from hapi.store.safetensors import encode_header
+
+PACK_BYTES = 256 << 20
+"""Bytes of a pack; a larger tensor is alone in one."""
+LARGE_BYTES = 256 << 10
+"""A tensor of so many bytes is not stored again when only others of its layer differ: reading it from elsewhere takes a
+request more, in which a store sends about as much."""
+
+
+@dataclass(frozen=True)
+class HashedTensor:
+    """A tensor whose bytes were read once."""
+
+    source: SourceTensor
+    digest: str
+    checksum: str
+
+
+@dataclass(frozen=True)
+class HashedLayer:
+    """The tensors of one layer."""
+
+    tensors: tuple[HashedTensor, ...]
+    ends_pack: bool = False
+    """Whether tensors of the following layers lie in other packs."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of its tensors' forms and content, whatever their names."""
+        parts = [[t.source.dtype, list(t.source.shape), t.digest] for t in self.tensors]
+        return content_digest(json.dumps(parts, separators=(",", ":")).encode())
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """A pack that is to be written."""
+
+    names: tuple[str, ...]
+    tensors: tuple[HashedTensor, ...]
+    salt: str = ""
+
+    @property
+    def header(self) -> bytes:
+        """Length field and header of the file."""
+        forms = [
+            (name, STORED_NAMES[DTYPES[t.source.dtype]], t.source.shape, t.source.nbytes)
+            for name, t in zip(self.names, self.tensors, strict=True)
+        ]
+        return encode_header(forms, {"salt": self.salt} if self.salt else None)
+
+    @property
+    def id(self) -> str:
+        """Digest of the header, which names the content."""
+        return content_digest(self.header)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.header) + sum(t.source.nbytes for t in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritePlan:
+    """Packs to write, and the place of every tensor of the model."""
+
+    packs: tuple[PackPlan, ...]
+    entries: Mapping[str, TensorEntry]
+    tensors: Mapping[str, HashedTensor]
+    """All tensors by name."""
+    found: Mapping[str, int]
+    """Packs that are there already and are needed: bytes of the whole file by id."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors that are written."""
+        return sum(tensor.source.nbytes for pack in self.packs for tensor in pack.tensors)
+
+
+def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collection[str] = ()) -> WritePlan:
+    """Return what is to be written for a model.
+
+    Args:
+        layers: all its tensors, in layer order, each once.
+        known: content that the store has.
+        avoid: ids that new packs must not have, as packs of these ids are about to be removed.
+    """
+    new: list[tuple[str, HashedTensor]] = []
+    ends: set[int] = set()
+    places: dict[str, PackedAt | int] = {}  # a new tensor has its number among the new ones
+    written: dict[str, list[PackedAt | int]] = {}
+    for layer in layers:
+        digest, count = layer.digest, len(layer.tensors)
+        whole: Sequence[PackedAt | int] = known.layers.get(digest) or written.get(digest) or ()
+        if len(whole) != count:
+            own: list[PackedAt | int] = []
+            for number, tensor in enumerate(layer.tensors):
+                large = tensor.source.nbytes >= LARGE_BYTES
+                place = known.tensors.get(tensor.digest) if large else None
+                own.append(len(new) if place is None else place)
+                if place is None:
+                    new.append((tensor_name(digest, number, count, tensor.digest), tensor))
+            whole = written[digest] = own
+        places |= {t.source.name: place for t, place in zip(layer.tensors, whole, strict=True)}
+        if layer.ends_pack:
+            ends.add(len(new))
+    packs = tuple(_salted(_pack(group), avoid) for group in _groups(new, ends))
+    starts = [PackedAt(pack.id, start) for pack in packs for start in _starts(pack)]
+    final = {name: starts[place] if isinstance(place, int) else place for name, place in places.items()}
+    tensors = {tensor.source.name: tensor for layer in layers for tensor in layer.tensors}
+    found = {place.pack for place in final.values()} - {pack.id for pack in packs}
+    return WritePlan(
+        packs=packs,
+        entries={name: _entry(tensor, final[name]) for name, tensor in tensors.items()},
+        tensors=tensors,
+        found={pack: known.sizes[pack] for pack in found},
+    )
+
+
+def _groups(
+    new: Sequence[tuple[str, HashedTensor]], ends: Collection[int]
+) -> Iterator[list[tuple[str, HashedTensor]]]:
+    group: list[tuple[str, HashedTensor]] = []
+    size = 0
+    for number, named in enumerate(new):
+        nbytes = named[1].source.nbytes
+        if group and (number in ends or size + nbytes > PACK_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(named)
+        size += nbytes
+    if group:
+        yield group
+
+
+def _pack(group: Sequence[tuple[str, HashedTensor]]) -> PackPlan:
+    return PackPlan(tuple(name for name, _ in group), tuple(tensor for _, tensor in group))
+
+
+def _salted(pack: PackPlan, avoid: Collection[str]) -> PackPlan:
+    salt = 0
+    while pack.id in avoid:
+        salt += 1
+        pack = PackPlan(pack.names, pack.tensors, str(salt))
+    return pack
+
+
+def _starts(pack: PackPlan) -> Iterator[int]:
+    start = len(pack.header)
+    for tensor in pack.tensors:
+        yield start
+        start += tensor.source.nbytes
+
+
+def _entry(tensor: HashedTensor, place: PackedAt) -> TensorEntry:
+    source = tensor.source
+    key = pack_key(place.pack)
+    return TensorEntry(
+        source.name, source.dtype, source.shape, tensor.digest, tensor.checksum, key, place.start
+    )

@@ -1,0 +1,80 @@
+"""Mending of packs: damaged tensors are written again from a source that has them, for all models that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import xxhash
+
+from hapi.errors import DataError
+from hapi.repository.entries import PIECE_BYTES, TensorEntry
+from hapi.repository.packs.layout import HashedTensor, WritePlan
+from hapi.repository.packs.place import pack_id
+from hapi.store.base import ObjectStore
+from hapi.store.locking.locks import Lease
+
+
+def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> int:
+    """Check the tensors that ``plan`` found in the store; write the packs of damaged ones anew, under their names.
+
+    The other tensors of such a pack stay as they are.
+
+    Returns:
+        The number of damaged tensors.
+    """
+    damaged: dict[str, list[TensorEntry]] = {}
+    for entry in plan.entries.values():
+        if pack_id(entry.pack) in plan.found and not _sound(store, entry):
+            damaged.setdefault(entry.pack, []).append(entry)
+    for key, entries in damaged.items():
+        lease.check()
+        size = plan.found[pack_id(key)]
+        store.put_pieces(key, size, _mended(store, key, size, entries, plan.tensors))
+    return sum(map(len, damaged.values()))
+
+
+def checked_pieces(tensor: HashedTensor) -> Iterator[memoryview]:
+    """Yield a tensor's bytes from its source; :class:`DataError` if they are others than when it was hashed."""
+    checksum, nbytes = xxhash.xxh3_64(), 0
+    for piece in tensor.source.pieces():
+        checksum.update(piece)
+        nbytes += len(piece)
+        if nbytes > tensor.source.nbytes:
+            break
+        yield piece
+    if nbytes != tensor.source.nbytes or checksum.hexdigest() != tensor.checksum:
+        raise DataError(f"tensor {tensor.source.name!r} changed while it was pushed; push the model again")
+
+
+def _sound(store: ObjectStore, entry: TensorEntry) -> bool:
+    checksum = xxhash.xxh3_64()
+    for piece in _read(store, entry.pack, entry.start, entry.stop, store.size(entry.pack)):
+        checksum.update(piece)
+    return checksum.hexdigest() == entry.checksum
+
+
+def _mended(
+    store: ObjectStore,
+    key: str,
+    size: int,
+    entries: Sequence[TensorEntry],
+    tensors: Mapping[str, HashedTensor],
+) -> Iterator[memoryview]:
+    """The pack's bytes, with those of ``entries`` from their sources; zeros for others that it lost."""
+    held_bytes, at = store.size(key), 0
+    for entry in sorted(entries, key=lambda e: e.start):
+        if entry.start < at:
+            continue  # the same content under another name
+        yield from _read(store, key, at, entry.start, held_bytes)
+        yield from checked_pieces(tensors[entry.name])
+        at = entry.stop
+    yield from _read(store, key, at, size, held_bytes)
+
+
+def _read(store: ObjectStore, key: str, start: int, stop: int, held_bytes: int) -> Iterator[memoryview]:
+    for at in range(start, stop, PIECE_BYTES):
+        piece = memoryview(bytearray(min(PIECE_BYTES, stop - at)))
+        held = piece[: max(0, held_bytes - at)]
+        if held:
+            store.read_into(key, at, held)
+        yield piece

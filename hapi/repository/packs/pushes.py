@@ -1,0 +1,106 @@
+"""Agreement between pushes and the collection of packs: no pack goes that a running push relies on.
+
+    STORE/repository/pushes/ID.lock     held while the push runs
+    STORE/repository/pushes/ID.json     packs and the structure that it uses or writes
+    STORE/repository/condemned.json     packs and structures that a collection is about to remove
+
+A push says first what it needs, and then looks at what is condemned. A collection says first what it condemns, and
+then looks at what is needed. So at least one of the two sees the other, whatever the order: the push stores a condemned
+pack's content again (for a structure, whose name cannot differ, it waits), the collection spares what is needed. Brings
+no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from hapi.errors import ConflictError, HapiError, NotFoundError
+from hapi.repository.packs.place import PACK_PATTERN
+from hapi.repository.versions import read_document
+from hapi.store.base import ObjectStore
+from hapi.store.locking.locks import Lease
+
+PUSHES, CONDEMNED = "repository/pushes", "repository/condemned.json"
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Objects that must not be removed."""
+
+    packs: frozenset[str] = frozenset()
+    """Ids."""
+    structures: frozenset[str] = frozenset()
+    """Digests."""
+
+
+class RunningPush:
+    """A push that is known to collections; made by :func:`running`."""
+
+    def __init__(self, store: ObjectStore, key: str, lease: Lease) -> None:
+        self._store = store
+        self._key = key
+        self.lease = lease
+
+    def needs(self, packs: Collection[str], structure: str) -> Needed:
+        """Say that the push needs packs of these ids, and a structure by its digest; return what is condemned."""
+        needed = {"packs": sorted(packs), "structures": [structure]}
+        self._store.put(self._key, json.dumps(needed).encode())
+        return condemned(self._store)
+
+
+@contextmanager
+def running(store: ObjectStore) -> Iterator[RunningPush]:
+    """Run a push inside the block. Any number may run at a time."""
+    name = f"{PUSHES}/{secrets.token_hex(12)}"
+    with store.lock(f"{name}.lock") as lease:
+        try:
+            yield RunningPush(store, f"{name}.json", lease)
+        finally:
+            with suppress(HapiError):  # a collection removes what is left of a push that does not live
+                store.delete(f"{name}.json")
+
+
+def condemned(store: ObjectStore) -> Needed:
+    """Return what a collection is about to remove."""
+    try:
+        return _ids(store, CONDEMNED)
+    except NotFoundError:
+        return Needed()
+
+
+def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
+    """Return what running pushes need.
+
+    Args:
+        store: of the packs.
+        clean: remove what is left of pushes that do not live.
+    """
+    found = Needed()
+    for key in store.list_keys(PUSHES):
+        if not key.endswith(".json"):
+            continue
+        try:
+            ids = _ids(store, key)
+        except NotFoundError:
+            continue  # it ended since the listing, with its version written
+        try:
+            with store.lock(f"{key.removesuffix('.json')}.lock"):
+                if clean:
+                    store.delete(key)
+        except ConflictError:  # it lives
+            found = Needed(found.packs | ids.packs, found.structures | ids.structures)
+    return found
+
+
+def _ids(store: ObjectStore, key: str) -> Needed:
+    document = read_document(store, key)
+    return Needed(*(_listed(document.get(field)) for field in ("packs", "structures")))
+
+
+def _listed(value: object) -> frozenset[str]:
+    ids = value if isinstance(value, list) else []
+    return frozenset(text for text in ids if isinstance(text, str) and PACK_PATTERN.fullmatch(text))

@@ -1,0 +1,373 @@
+"""Writing a model into a store: only what the store does not have, streamed, one version more.
+
+tensors   -- hashed: read once, piece by piece
+layers    -- looked for in the headers of the store's packs
+new ones  -- written as packs; a killed push goes on behind those that it wrote, as it finds them
+manifest  -- written last: a version without it does not exist
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Protocol
+
+import xxhash
+
+from hapi.errors import ConflictError, DataError, ModelError, NotFoundError
+from hapi.models.graph.architecture import LayerIdentity
+from hapi.models.graph.digest import ContentDigest, content_digest
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec
+from hapi.models.zoo.names import is_file
+from hapi.repository.entries import SourceTensor, TensorForm
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.opening import open_model
+from hapi.repository.packs.index import PackIndex
+from hapi.repository.packs.layout import HashedLayer, HashedTensor, PackPlan, WritePlan, plan_packs
+from hapi.repository.packs.mending import checked_pieces, mend
+from hapi.repository.packs.place import pack_key
+from hapi.repository.packs.pushes import RunningPush, running
+from hapi.repository.stored import StoredModel
+from hapi.repository.structure import LayerEntry, ModelStructure
+from hapi.repository.versions import list_versions, next_version
+from hapi.store.base import ObjectStore
+from hapi.wire.references import check_name
+
+_TRIES = 100
+"""Versions of a name that other pushes may write while one is."""
+_PLANS, _COLLECTED_SECONDS = 20, 0.5
+"""Plans that collections may upset before a push gives up, and seconds that it leaves to one that removes its
+structure."""
+
+
+class PushProgress(Protocol):
+    """Told of a push's progress."""
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Note that so many of the bytes of a step (``"hash"``, ``"write"``) are done."""
+
+
+def silent(step: str, done: int, total: int) -> None:
+    """Note nothing."""
+
+
+@dataclass(frozen=True)
+class SourceLayer:
+    """The tensors of one layer of a model that is pushed as tensors only."""
+
+    name: str
+    tensors: tuple[SourceTensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """What a push did."""
+
+    model: StoredModel
+    written: int
+    """Bytes of tensors that were written; the store had the others."""
+    new: bool
+    """False when the latest version was this model already."""
+
+
+def push(
+    store: ObjectStore,
+    name: str,
+    model: LayeredModel,
+    spec: ModelSpec,
+    *,
+    parent: str | None = None,
+    sources: Callable[[str], SourceTensor] | None = None,
+    repair: bool = False,
+    progress: PushProgress = silent,
+) -> Pushed:
+    """Write ``model``, built from ``spec``, into ``store`` as the next version of ``name``.
+
+    Args:
+        store: where it is written.
+        name: its name there.
+        model: all layers.
+        spec: the build that made it; whoever reads the model builds its layers from it.
+        parent: the pushed model that it was fine-tuned from, as NAME@VERSION.
+        sources: gives tensors by name where the model's own are not in memory; their digests are told to the model.
+        repair: check what the store has of these tensors, and mend what is damaged there, for all models.
+        progress: told of it.
+
+    Raises:
+        ModelError: a tensor is not loaded, or has a type that cannot be stored.
+        DataError: a pack vanished, or a source changed while it was read.
+    """
+    check_name(name, "model")
+    own = sources or (lambda tensor: SourceTensor.of(tensor, model.tensors.get(tensor)))
+    tensors = [own(tensor) for tensor in model.tensor_names(0, len(model))]
+    hashed = _hashed(tensors, progress)
+    digests = {tensor.source.name: tensor.digest for tensor in hashed}
+    model.expected_digests = {**model.expected_digests, **digests}
+    for tensor in hashed:  # hashed once, here
+        if not model.tensors.get(tensor.source.name).is_meta:
+            model.remember_digest(tensor.source.name, tensor.digest)
+    identities = model.identities()
+    structure = ModelStructure(
+        layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
+        forms=tuple(_form(tensor) for tensor in tensors),
+        identities=tuple(identity.structure for identity in identities),
+        graph=model.leaf_layers().graph,
+    )
+    output = model.output_shapes()[-1]
+    draft = _Draft(
+        structure,
+        hashed,
+        spec=_without_path(spec),
+        digests=tuple(model.prefix_digests()),
+        contents=tuple(identity.content for identity in identities),
+        classes=output[0] if len(output) == 1 else None,
+        default_freeze=model.default_freeze,
+        parent=parent,
+    )
+    return _push(store, name, draft, repair, progress)
+
+
+def push_tensors(
+    store: ObjectStore,
+    name: str,
+    layers: Sequence[SourceLayer],
+    *,
+    parent: str | None = None,
+    repair: bool = False,
+    progress: PushProgress = silent,
+) -> Pushed:
+    """Write a model of tensors only, which nobody can build, as the next version of ``name``.
+
+    Its layers are those of ``layers``, in their order; a layer's identity is the chain of all before it.
+
+    Args:
+        store: where it is written.
+        name: its name there.
+        layers: all its tensors, each once.
+        parent: the pushed model that it was made from, as NAME@VERSION.
+        repair: check what the store has of these tensors, and mend what is damaged there, for all models.
+        progress: told of it.
+
+    Raises:
+        ModelError: there are no tensors, or two have the same name.
+        DataError: a pack vanished, or a source changed while it was read.
+    """
+    check_name(name, "model")
+    tensors = [tensor for layer in layers for tensor in layer.tensors]
+    if len({tensor.name for tensor in tensors}) < len(tensors) or not tensors:
+        raise ModelError(f"model {name!r} has no tensors, or two of one name, so it cannot be pushed")
+    hashed = _hashed(tensors, progress)
+    digests = {tensor.source.name: tensor.digest for tensor in hashed}
+    identities = list(_chain(layers, digests))
+    structure = ModelStructure(
+        layers=tuple(LayerEntry(la.name, (), tuple(t.name for t in la.tensors)) for la in layers),
+        forms=tuple(_form(tensor) for tensor in tensors),
+        identities=tuple(identity.structure for identity in identities),
+        graph=None,
+    )
+    contents = tuple(identity.content for identity in identities)
+    draft = _Draft(structure, hashed, digests=contents, contents=contents, parent=parent)
+    return _push(store, name, draft, repair, progress)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A manifest without name, version and places."""
+
+    structure: ModelStructure
+    hashed: Sequence[HashedTensor]
+    digests: tuple[str, ...]
+    contents: tuple[str, ...]
+    spec: ModelSpec | None = None
+    classes: int | None = None
+    default_freeze: int | None = None
+    parent: str | None = None
+
+    def layers(self) -> list[HashedLayer]:
+        """The tensors layer by layer, each once."""
+        left = {tensor.source.name: tensor for tensor in self.hashed}
+        found = []
+        for number, layer in enumerate(self.structure.layers, start=1):
+            own = tuple(left.pop(name) for name in layer.tensors if name in left)
+            found.append(HashedLayer(own, ends_pack=number == self.default_freeze))
+        return found
+
+    def manifest(self, name: str, plan: WritePlan) -> ModelManifest:
+        """Return the manifest with the places of ``plan``."""
+        return ModelManifest(
+            name=name,
+            version=0,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            parent=self.parent,
+            structure=self.structure,
+            spec=self.spec,
+            digests=self.digests,
+            contents=self.contents,
+            classes=self.classes,
+            default_freeze=self.default_freeze,
+            tensors=plan.entries,
+        )
+
+
+def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: PushProgress) -> Pushed:
+    with running(store) as push:
+        plan = _planned(store, draft, push)
+        if repair:
+            mend(store, plan, push.lease)
+        newest = _newest(store, name)
+        if newest is not None and not plan.packs and _same(newest, draft):
+            if repair:
+                store.put(newest.structure.key, newest.structure.to_bytes())
+            return Pushed(model=StoredModel(store, newest), written=0, new=False)
+        _write(store, plan, push, progress)
+        structure = draft.structure
+        if repair or not store.exists(structure.key):
+            store.put(structure.key, structure.to_bytes())
+        manifest = draft.manifest(name, plan)
+        _check_packs(store, plan)
+        push.lease.check()
+        written, new = _append(store, manifest, draft)
+        store.clean_temporary(f"models/{name}")
+    return Pushed(model=StoredModel(store, written), written=plan.nbytes, new=new)
+
+
+def _append(store: ObjectStore, manifest: ModelManifest, draft: _Draft) -> tuple[ModelManifest, bool]:
+    """The newest version, and whether this push wrote it: another one of the same model may have been faster."""
+    for _ in range(_TRIES):
+        newest = _newest(store, manifest.name)
+        if newest is not None and newest.packs == manifest.packs and _same(newest, draft):
+            return newest, False
+        number = next_version(store, manifest.name) if newest is None else newest.version + 1
+        following = manifest.numbered(number)
+        if store.put_new(following.key, following.to_bytes()):
+            return following, True
+    raise ConflictError(f"model {manifest.name!r} is pushed by many others just now; push it again")
+
+
+def _newest(store: ObjectStore, name: str) -> ModelManifest | None:
+    if not list_versions(store, name):
+        return None
+    try:
+        return open_model(store, name).manifest
+    except (NotFoundError, DataError):
+        return None  # a new version takes its place
+
+
+def _same(newest: ModelManifest, draft: _Draft) -> bool:
+    return (
+        (newest.structure.digest, newest.digests, newest.spec, newest.classes, newest.default_freeze)
+        == (draft.structure.digest, draft.digests, draft.spec, draft.classes, draft.default_freeze)
+        and (draft.parent is None or draft.parent == newest.parent)
+        and [e.digest for e in newest.tensors.values()] == [tensor.digest for tensor in draft.hashed]
+    )
+
+
+def _planned(store: ObjectStore, draft: _Draft, push: RunningPush) -> WritePlan:
+    """The plan, none of whose packs is condemned."""
+    layers, structure = draft.layers(), draft.structure.digest
+    avoid: frozenset[str] = frozenset()
+    for _ in range(_PLANS):
+        plan = plan_packs(layers, PackIndex.read(store, avoid), avoid)
+        needed = plan.found.keys() | {pack.id for pack in plan.packs}
+        condemned = push.needs(needed, structure)
+        avoid = condemned.packs
+        if not needed & avoid and structure not in condemned.structures:
+            return plan
+        if structure in condemned.structures:
+            time.sleep(_COLLECTED_SECONDS)
+    raise ConflictError(
+        f"{store.url}: what this push needs is being removed by 'hapi gc'; push again when that is done, and if none "
+        "runs, run it again"
+    )
+
+
+def _write(store: ObjectStore, plan: WritePlan, push: RunningPush, progress: PushProgress) -> None:
+    done = 0
+    for pack in plan.packs:
+        push.lease.check()
+        if not _has(store, pack):  # else another push of the same content has just written it
+
+            def note(count: int) -> None:
+                nonlocal done
+                done += count
+                progress("write", done, plan.nbytes)
+
+            store.put_pieces(pack_key(pack.id), pack.size, _file(pack, note))
+
+
+def _has(store: ObjectStore, pack: PackPlan) -> bool:
+    try:
+        header = memoryview(bytearray(len(pack.header)))
+        if store.size(pack_key(pack.id)) != pack.size:
+            return False
+        store.read_into(pack_key(pack.id), 0, header)
+        return header == pack.header
+    except NotFoundError:
+        return False
+
+
+def _file(pack: PackPlan, note: Callable[[int], None]) -> Iterator[memoryview]:
+    """The pack's bytes; :class:`DataError` if a source has others than when it was hashed."""
+    yield memoryview(pack.header)
+    for tensor in pack.tensors:
+        for piece in checked_pieces(tensor):
+            yield piece
+            note(len(piece))
+
+
+def _check_packs(store: ObjectStore, plan: WritePlan) -> None:
+    """:class:`DataError` unless all packs of the plan are there."""
+    needed: dict[str, int] = {}
+    for entry in plan.entries.values():
+        needed[entry.pack] = max(needed.get(entry.pack, 0), entry.stop)
+    for key, stop in needed.items():
+        try:
+            size = store.size(key)
+        except NotFoundError:
+            size = 0
+        if size < stop:
+            raise DataError(
+                f"{store.url}/{key} is gone or too short, although it was there: another process or person removed or "
+                "changed it; push the model again"
+            )
+
+
+def _hashed(tensors: Sequence[SourceTensor], progress: PushProgress) -> list[HashedTensor]:
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+    found = []
+    for tensor in tensors:
+        digest, checksum, nbytes = ContentDigest(), xxhash.xxh3_64(), 0
+        for piece in tensor.pieces():
+            digest.update(piece)
+            checksum.update(piece)
+            nbytes += len(piece)
+            done += len(piece)
+            progress("hash", done, total)
+        if nbytes != tensor.nbytes:
+            raise DataError(f"tensor {tensor.name!r} has {nbytes} bytes, {tensor.nbytes} were expected")
+        found.append(HashedTensor(tensor, digest.hexdigest(), checksum.hexdigest()))
+    return found
+
+
+def _form(tensor: SourceTensor) -> TensorForm:
+    return TensorForm(tensor.name, tensor.dtype, tensor.shape)
+
+
+def _chain(layers: Sequence[SourceLayer], digests: dict[str, str]) -> Iterator[LayerIdentity]:
+    structure, content = content_digest(b"structure of tensors"), content_digest(b"content of tensors")
+    yield LayerIdentity(structure, content)
+    for layer in layers:
+        forms = "".join(f"\n{t.dtype} {list(t.shape)}" for t in layer.tensors)
+        structure = content_digest(f"{structure}{forms}".encode())
+        held = "".join(f"\n{digests[t.name]}" for t in layer.tensors)
+        content = content_digest(f"{content}{forms}{held}".encode())
+        yield LayerIdentity(structure, content)
+
+
+def _without_path(spec: ModelSpec) -> ModelSpec:
+    """The spec without the folder of its weights: where they lay on this machine is nobody's business."""
+    return replace(spec, weights=PurePath(spec.weights).name) if is_file(spec.weights) else spec

@@ -1,0 +1,195 @@
+"""Names, versions and tags of pushed models. All are append-only, and each is one small object.
+
+    models/NAME/versions/00000001.json     a version: the manifest of one push
+    models/NAME/tags/TAG/00000001.json     a tag: the version that it names; the last one counts
+
+A reference is a name with a version, a tag, or the first digits of a digest: ``NAME``, ``NAME@3``, ``NAME@best``,
+``NAME@4f2a90c1``. Brings no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
+from hapi.store.base import ObjectStore
+from hapi.wire.documents import check_int, parse_document
+from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model, check_name, check_tag
+
+MODELS = "models"
+_DIGITS = 8
+_TRIES = 100
+"""Changes of a tag that others may make while one is made."""
+
+
+class ModelAddress(NamedTuple):
+    """A model's name and what was asked of it."""
+
+    name: str
+    wanted: str | None
+    """A version, a tag or a digest's first digits; None for the latest version."""
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A name for a version."""
+
+    name: str
+    version: int
+    digest: str
+    created: str
+    """UTC, ISO 8601."""
+
+
+def parse_reference(reference: str) -> ModelAddress:
+    """Return the parts of ``NAME[@WANTED]``; :class:`BadRequestError` if it is none."""
+    name, _, wanted = check_model(reference, "model").partition("@")
+    return ModelAddress(name, wanted or None)
+
+
+def model_prefix(name: str) -> str:
+    """Return the key prefix of everything that belongs to model ``name``."""
+    return f"{MODELS}/{check_name(name, 'model')}"
+
+
+def version_key(name: str, version: int) -> str:
+    """Return the key of a version's manifest."""
+    return f"{model_prefix(name)}/versions/{version:0{_DIGITS}}.json"
+
+
+def model_names(store: ObjectStore) -> list[str]:
+    """Return the names of the store's models, sorted; what has no well-formed name is none."""
+    return [name for name in store.list_names(MODELS) if NAME_PATTERN.fullmatch(name) and ".." not in name]
+
+
+def list_versions(store: ObjectStore, name: str) -> list[int]:
+    """Return the versions of ``name``, the oldest first; none for an unknown name."""
+    return _numbers(store, f"{model_prefix(name)}/versions")
+
+
+def list_tags(store: ObjectStore, name: str) -> dict[str, Tag]:
+    """Return the tags of ``name`` as they are now."""
+    found = {}
+    for tag in store.list_names(f"{model_prefix(name)}/tags"):
+        numbers = _numbers(store, f"{model_prefix(name)}/tags/{tag}")
+        if numbers:
+            found[tag] = _read_tag(store, name, tag, numbers[-1])
+    return found
+
+
+def resolve(store: ObjectStore, address: ModelAddress) -> int:
+    """Return the version that is meant; its object exists unless it was removed just now.
+
+    Raises:
+        NotFoundError: there is no such model, or no such version, tag or digest of it.
+    """
+    name, wanted = address
+    versions = list_versions(store, name)
+    if not versions:
+        raise unknown_model(store, name)
+    if wanted is None:
+        return versions[-1]
+    if wanted.isdigit() and len(wanted) <= _DIGITS:
+        if int(wanted) in versions:
+            return int(wanted)
+        raise NotFoundError(
+            f"model {name!r} has no version {int(wanted)} in {store.url}; it has {_listed(versions)}",
+            outside=f"model {name!r} has no version {int(wanted)} here; it has {_listed(versions)}",
+        )
+    tags = _numbers(store, f"{model_prefix(name)}/tags/{wanted}")
+    if tags:
+        tagged = _read_tag(store, name, wanted, tags[-1]).version
+        if tagged in versions:
+            return tagged
+    for version in reversed(versions) if len(wanted) >= LEAST_DIGEST_DIGITS else ():
+        if _digest(store, name, version).startswith(wanted):
+            return version
+    known = ", ".join(store.list_names(f"{model_prefix(name)}/tags")[:8]) or "none"
+    raise NotFoundError(
+        f"model {name!r} has no tag or digest {wanted!r} in {store.url}; its tags: {known}",
+        outside=f"model {name!r} has no tag or digest {wanted!r} here; its tags: {known}",
+    )
+
+
+def unknown_model(store: ObjectStore, name: str) -> NotFoundError:
+    """Return the error for a name that has no version."""
+    known = ", ".join(store.list_names(MODELS)[:8]) or "none"
+    return NotFoundError(
+        f"{store.url} has no model {name!r}; it has: {known}",
+        outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",
+    )
+
+
+def next_version(store: ObjectStore, name: str) -> int:
+    """Return the number of the version that follows the newest one of ``name``."""
+    return max(list_versions(store, name), default=0) + 1
+
+
+def add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
+    """Name ``version`` of ``name`` by ``tag``; an earlier use of the tag stays in its history.
+
+    Raises:
+        NotFoundError: there is no such version.
+        BadRequestError: it is no name for a tag.
+    """
+    check_tag(tag, "tag")
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    found = Tag(tag, version, _digest(store, name, version), created)
+    folder = f"{model_prefix(name)}/tags/{tag}"
+    text = json.dumps({"version": version, "digest": found.digest, "created": created}).encode()
+    following = max(_numbers(store, folder), default=0) + 1
+    for number in range(following, following + _TRIES):
+        if store.put_new(f"{folder}/{number:0{_DIGITS}}.json", text):
+            return found
+    raise ConflictError(f"tag {tag!r} of model {name!r} is changed by many others just now; try again")
+
+
+def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
+    """Remove the versions of ``name`` earlier than ``before`` that no tag holds; return them."""
+    tagged = {tag.version for tag in list_tags(store, name).values()}
+    dropped = [number for number in list_versions(store, name) if number < before and number not in tagged]
+    for number in dropped:
+        store.delete(version_key(name, number))
+    return dropped
+
+
+def read_document(store: ObjectStore, key: str) -> Mapping[str, Any]:
+    """Return a JSON object of the store; :class:`DataError` when it is none."""
+    try:
+        document = parse_document(store.get(key))
+    except ValueError as error:
+        raise DataError(f"{store.url}/{key} is not JSON: {error}; push the model again") from error
+    if not isinstance(document, dict):
+        raise DataError(f"{store.url}/{key} is no description of a model; push the model again")
+    return document
+
+
+def _digest(store: ObjectStore, name: str, version: int) -> str:
+    return str(read_document(store, version_key(name, version)).get("digest"))
+
+
+def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
+    key = f"{model_prefix(name)}/tags/{tag}/{number:0{_DIGITS}}.json"
+    document = read_document(store, key)
+    try:
+        version = check_int(document.get("version"), 1, 10**_DIGITS, "version")
+    except BadRequestError as error:
+        raise DataError(f"{store.url}/{key} is damaged: {error}; tag the version again") from None
+    return Tag(tag, version, str(document.get("digest")), str(document.get("created")))
+
+
+def _numbers(store: ObjectStore, folder: str) -> list[int]:
+    names = [key.rpartition("/")[2] for key in store.list_keys(folder)]
+    return sorted(
+        int(stem)
+        for stem, dot, kind in (n.partition(".") for n in names)
+        if kind == "json" and stem.isdigit()
+    )
+
+
+def _listed(versions: list[int]) -> str:
+    return f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else str(versions[0])
