@@ -43,17 +43,25 @@ class Fetch:
     parts: list[PartSlice]
 
 
-def coalesced(parts: Sequence[ReadPart], gap: int | None = None, *, apart: bool = False) -> list[Fetch]:
+def coalesced(
+    parts: Sequence[ReadPart],
+    *,
+    gap: int | None = None,
+    slice_bytes: int | None = None,
+    apart: bool = False,
+) -> list[Fetch]:
     """Return requests that cover ``parts``: near ranges joined, large ones split.
 
     Args:
         parts: ranges to read.
         gap: most unwanted bytes between two that are joined; None for :data:`COALESCE_GAP`.
+        slice_bytes: most bytes of one request; None for :data:`SLICE_BYTES`.
         apart: parts that overlap are not joined, so that each byte of a request has one place.
     """
     max_gap = COALESCE_GAP if gap is None else gap
+    max_bytes = SLICE_BYTES if slice_bytes is None else slice_bytes
     fetches: list[Fetch] = []
-    for part in sorted(_split(parts), key=lambda p: (p.key, p.start)):
+    for part in sorted(_split(parts, max_bytes), key=lambda p: (p.key, p.start)):
         stop = part.stop
         last = fetches[-1] if fetches else None
         between = 0 if last is None else part.start - last.stop
@@ -62,7 +70,7 @@ def coalesced(parts: Sequence[ReadPart], gap: int | None = None, *, apart: bool 
             and last.key == part.key
             and between <= max_gap
             and not (apart and between < 0)
-            and max(stop, last.stop) - last.start <= SLICE_BYTES
+            and max(stop, last.stop) - last.start <= max_bytes
         ):
             last.parts.append(part)
             fetches[-1] = Fetch(last.key, last.start, max(stop, last.stop), last.parts)
@@ -71,12 +79,12 @@ def coalesced(parts: Sequence[ReadPart], gap: int | None = None, *, apart: bool 
     return fetches
 
 
-def _split(parts: Sequence[ReadPart]) -> Iterator[PartSlice]:
+def _split(parts: Sequence[ReadPart], max_bytes: int) -> Iterator[PartSlice]:
     for number, part in enumerate(parts):
         out = part.out.cast("B")
-        for first in range(0, len(out), SLICE_BYTES):
-            part_slice = out[first : first + SLICE_BYTES]
-            yield PartSlice(part.key, part.start + first, part_slice, number, first + SLICE_BYTES >= len(out))
+        for first in range(0, len(out), max_bytes):
+            part_slice = out[first : first + max_bytes]
+            yield PartSlice(part.key, part.start + first, part_slice, number, first + max_bytes >= len(out))
 
 
 def fetch_all(

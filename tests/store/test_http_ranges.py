@@ -16,8 +16,8 @@ from support.certificates import make_certificate
 from support.tiny_http import Reply, TinyServer, serving, tls_server
 
 from hapi.errors import BadRequestError, HapiError, NotFoundError, TransportError
-from hapi.store import coalesce
 from hapi.store.base import ReadPart
+from hapi.store.http import ranges as ranges_module
 from hapi.store.http.ranges import GAP_BYTES, HttpRanges
 from hapi.wire.transport.http import HttpTransport
 from hapi.wire.transport.slow_server import AnswerLimits
@@ -65,7 +65,7 @@ def parts_of(ranges: list[tuple[int, int]]) -> list[ReadPart]:
 
 
 def test_parts_are_filled_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalesce, "SLICE_BYTES", 50_000)
+    monkeypatch.setattr(ranges_module, "SLICE_BYTES", 50_000)
     parts = parts_of([(0, 120_000), (250_000, 50_000), (130_000, 0), (200_000, 3)])
     told: list[int] = []
     with reading(good) as (reader, server):

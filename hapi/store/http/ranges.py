@@ -16,6 +16,8 @@ MOST_LOST = 8 * PARALLEL
 """Most threads in hung requests whose caller was given up."""
 GAP_BYTES = 64 << 10
 """Ranges nearer than this are asked for as one: a request takes about as long as these bytes on a fast network."""
+SLICE_BYTES = 64 << 20
+"""Most bytes of one request. Each costs the server about 2 ms beside its bytes, which take it as long as 8 MB."""
 
 
 class HttpRanges:
@@ -61,7 +63,13 @@ class HttpRanges:
         Raises:
             HapiError: the server's error, or ``TransportError``.
         """
-        fetch_all(parts, coalesced(parts, GAP_BYTES, apart=True), self._fetch, self._workers, then)
+        fetch_all(
+            parts,
+            coalesced(parts, gap=GAP_BYTES, slice_bytes=SLICE_BYTES, apart=True),
+            self._fetch,
+            self._workers,
+            then,
+        )
 
     def close(self) -> None:
         """End the threads."""
