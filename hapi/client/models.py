@@ -11,6 +11,7 @@ import torch
 
 from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
+from hapi.client.structures import StructureCache
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
@@ -178,8 +179,14 @@ def _pushed(
 def _describe(servers: ServerPool, name: str) -> PushedModel:
     """Model ``name`` (a reference) as a server describes it."""
     document = servers.call("GET", f"{messages.MODELS_PATH}/{name}", provider_of=name)
-    path = f"{messages.STRUCTURES_PATH}/{structure_of_document(document)}"
-    structure = ModelStructure.from_json(servers.call("GET", path, provider_of=name))
+    digest = structure_of_document(document)
+
+    def described() -> ModelStructure:
+        """Return the structure as a server has it."""
+        path = f"{messages.STRUCTURES_PATH}/{digest}"
+        return ModelStructure.from_json(servers.call("GET", path, provider_of=name))
+
+    structure = StructureCache().find(digest, described)
     return PushedModel(ModelManifest.from_json(document, structure))
 
 
@@ -231,5 +238,5 @@ def _fetch(
     def attempt(transport: Transport) -> None:
         transport.stream(messages.TENSORS_PATH, request.to_json(), receive)
 
-    servers.run(attempt, provider_of=pushed.name)
+    servers.run(attempt, provider_of=pushed.reference)
     return [(e.name, b) for e, b in zip(entries, buffers, strict=True)]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.harness import ServerProcess, server
-from support.http_tools import exchange, metric
+from support.http_tools import TENSORS, Known, exchange, make_store, metric, pushed_model
 
-from hapi.repository.pack_address import pack_key, pack_path
+from hapi.models.tensors import tensor_bytes
+from hapi.repository.opening import open_model
+from hapi.repository.packs.place import pack_id, pack_key, pack_path
 from hapi.store.base import ReadPart
 from hapi.store.http.ranges import HttpRanges
 from hapi.store.open import open_store
@@ -29,8 +31,8 @@ PACKS = [hashlib.sha256(bytes([n])).hexdigest()[:32] for n in range(40)]
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[dict[str, ServerProcess]]:
-    """Three servers that know each other, by their URLs."""
-    store = open_store(str(tmp_path / "store"))
+    """Three servers that know each other, by their URLs; their store has packs, and a pushed model."""
+    store = open_store(str(make_store(tmp_path / "store")))
     for pack in PACKS:
         store.put(pack_key(pack), DATA)
     with ExitStack() as ends:
@@ -126,3 +128,23 @@ def test_a_provider_is_killed_in_the_middle(three: dict[str, ServerProcess]) -> 
             raise AssertionError("the provider that came back is not asked")
     finally:
         again.kill()
+
+
+def test_a_models_tensors_come_from_its_packs_providers(
+    three: dict[str, ServerProcess], tmp_path: Path
+) -> None:
+    """Each server gives the same tensors; the bytes that it does not provide come from the one that does."""
+    known = Known(tmp_path / "store")
+    request = known.tensors()
+    tensors = open_model(known.store, "pushed").manifest.tensors
+    first_of = {ranking(list(three), pack_id(tensors[name].pack))[0] for name in request["names"]}
+    expected = [tensor_bytes(pushed_model().tensors.get(name).detach()) for name in request["names"]]
+    for url, process in three.items():
+        answer = exchange(process.port, "POST", TENSORS, request)
+        assert answer.status == 200 and all(bytes(data) in answer.body for data in expected)
+        assert (source_bytes(url, "peer") > 0) == (first_of != {url})
+    three[min(first_of)].kill()
+    for url in three.keys() - {min(first_of)}:
+        answer = exchange(three[url].port, "POST", TENSORS, request)
+        assert answer.status == 200 and all(bytes(data) in answer.body for data in expected)
+        assert metric(three[url].port, "hapi_provider_failures_total") >= 1

@@ -17,6 +17,13 @@ def pack_key(pack: str) -> str:
     return f"{PACKS}/{pack}{_SUFFIX}"
 
 
+def check_pack(pack: str) -> str:
+    """Return ``pack`` if it is the id of a pack; raise :class:`BadRequestError` otherwise."""
+    if PACK_PATTERN.fullmatch(pack) is None:
+        raise BadRequestError(f"{pack[:80]!r} is no pack's id (32 hex digits)")
+    return pack
+
+
 def pack_id(key: str) -> str:
     """Return the id of the pack of this key.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from hapi.errors import TooLargeError
+from hapi.repository.packs.place import check_pack
 from hapi.server.context import RequestContext
 from hapi.server.frame_stream import FrameStream
 from hapi.server.http.keys import LOGGED, REQUEST_ID, TENANT, deadline_of
@@ -22,7 +23,6 @@ from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.service import Service
 from hapi.waiting import Interest
 from hapi.wire import messages
-from hapi.wire.references import check_digest
 
 IMMUTABLE = "private, max-age=31536000, immutable"
 """A pack's id is the digest of what is in it: what was read once need not be asked for again."""
@@ -43,7 +43,7 @@ class PackRoute:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a GET or HEAD of a pack."""
-        pack = check_digest(request.match_info["pack"], "pack")
+        pack = check_pack(request.match_info["pack"])
         settings, tenant = self._service.settings, request[TENANT]
         subject = f"pack {pack}"
         self._service.watch.check(subject)

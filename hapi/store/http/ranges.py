@@ -46,6 +46,7 @@ class HttpRanges:
             headers: further headers of each request.
         """
         self.transport = transport
+        self.url = transport.url
         self._path_of = path_of
         self._headers = headers
         self._workers = Threads(parallel, "hapi-ranges", Lost(MOST_LOST))
