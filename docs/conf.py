@@ -44,7 +44,6 @@ CONTENTS = {
 :caption: Use
 
 docs/training
-docs/models
 docs/operations
 docs/caching
 deploy/README

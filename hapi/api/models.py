@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace as replace_fields
 
-from hapi.errors import UsageError
-from hapi.factories import is_factory
-from hapi.models.model_file import read_card
-from hapi.models.zoo.build import ModelSpec, build
-from hapi.models.zoo.names import FILE_SUFFIXES, with_seed
-from hapi.models.zoo.weights import file_state
+from hapi.api.pushing import PushOptions, push_model
 from hapi.repository import opening
 from hapi.repository.opening import ModelSummary
-from hapi.repository.push import Pushed, PushProgress, silent
-from hapi.repository.push import push as push_layers
 from hapi.repository.stored import StoredModel
-from hapi.repository.versions import add_tag, drop_versions
-from hapi.store.open import open_store, split_address, split_model_address
+from hapi.store.open import open_store, split_model_address
 
 __all__ = ("list_models", "open_model", "push")
 
@@ -43,10 +34,13 @@ def push(
 
     Args:
         model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``; or a model
-            file of Hapi, whose network, input size and blocks are taken.
+            file of Hapi, whose network, input size and blocks are taken; or any checkpoint (see ``weights``), which is
+            pushed as tensors without a network: it can be pulled, shown, compared and verified, but not trained.
         address: STORE/NAME, such as ``store/resnet50`` or ``s3://bucket/resnet50``.
-        weights: ``random`` (seed 0), ``random:SEED``, a name of the library's weights, or a local .safetensors or
-            .pth file. None: the library's own (``DEFAULT``), and ``random`` for a factory.
+        weights: ``random`` (seed 0), ``random:SEED``, a name of the library's weights, or a local checkpoint: a
+            .safetensors, .pth, .pt, .bin or .ckpt file, an ``index.json`` of Hugging Face's shards, or a folder with
+            one of them. It is streamed if it has the network's tensors in its very types and shapes. None: the
+            library's own (``DEFAULT``), and ``random`` for a factory.
         num_classes: classes of the head; None leaves it as it is.
         input_size: side of the square RGB input, in pixels; None: 224, or the model file's.
         blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
@@ -62,73 +56,8 @@ def push(
         num_classes=num_classes,
         input_size=input_size,
         blocks=blocks,
-        replace=replace,
+        options=PushOptions(replace=replace),
     ).model
-
-
-def push_model(
-    model: str,
-    address: str,
-    *,
-    weights: str | None = None,
-    num_classes: int | None = None,
-    input_size: int | None = None,
-    blocks: Sequence[str] = (),
-    replace: bool = False,
-    repair: bool = False,
-    tag: str | None = None,
-    progress: PushProgress = silent,
-) -> Pushed:
-    """Do as :func:`push`, and say what was written.
-
-    Args:
-        model: see :func:`push`, also for the arguments that are not here.
-        address: STORE/NAME.
-        weights: the weights.
-        num_classes: classes of the head.
-        input_size: side of the input.
-        blocks: layers' ends.
-        replace: remove earlier versions.
-        repair: check and mend what the store has of the tensors.
-        tag: name of the version.
-        progress: told of it.
-    """
-    if model.endswith(FILE_SUFFIXES):
-        spec = _spec_of_file(model, weights)
-    else:
-        usual = "random:0" if is_factory(model) else "DEFAULT"
-        spec = ModelSpec(architecture=model, weights=usual if weights is None else with_seed(weights, 0))
-    shape = spec.input_shape if input_size is None else (3, input_size, input_size)
-    spec = replace_fields(
-        spec,
-        num_classes=spec.num_classes if num_classes is None else num_classes,
-        input_shape=shape,
-        blocks=tuple(blocks) or spec.blocks,
-    )
-    url, name = split_address(address)
-    store = open_store(url)
-    built = build(spec, allow_import=True)
-    pushed = push_layers(store, name, built, spec, repair=repair, progress=progress)
-    version = pushed.model.manifest.version
-    if tag is not None:
-        add_tag(store, name, tag, version)
-    if replace:
-        drop_versions(store, name, before=version)
-    return pushed
-
-
-def _spec_of_file(model: str, weights: str | None) -> ModelSpec:
-    """The build of a model file's network, with the file as its weights."""
-    if weights is not None:
-        raise UsageError(
-            f"--weights {weights}: {model} has weights already; give an architecture, or leave it out"
-        )
-    if not model.endswith(".safetensors"):
-        file_state(model)  # a checkpoint says what to do
-        raise UsageError(
-            f"{model} does not say its architecture: hapi push ARCHITECTURE STORE/NAME --weights {model}"
-        )
-    return replace_fields(read_card(model).spec, weights=model)
 
 
 def open_model(address: str, digest: str | None = None) -> StoredModel:

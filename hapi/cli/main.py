@@ -34,7 +34,8 @@ GROUPS = {
         "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
         "index": "make a dataset of shards or images that lie in a store already, without a copy",
         "push": "put a model's weights into a store",
-        "show": "print a pushed model's layers, and which models share them",
+        "pull": "write a pushed model, or some of it, into safetensors files",
+        "show": "print the layers of a pushed model or a checkpoint, and which models share them",
         "diff": "name the layers in which two pushed models differ",
         "tag": "name a version of a pushed model, or list its versions and tags",
         "ls": "list the datasets and models of a store",
@@ -52,11 +53,13 @@ GROUPS = {
 ``configure`` and ``run``, here or in one of ``FOLDERS``."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 FOLDERS = {
-    **dict.fromkeys(("push", "show", "diff", "tag", "layers", "predict", "evaluate", "export"), "models."),
+    **dict.fromkeys(
+        ("push", "pull", "show", "diff", "tag", "layers", "predict", "evaluate", "export"), "models."
+    ),
     **dict.fromkeys(("rm", "gc"), "stores."),
 }
 """Folder of the modules that are not here."""
-WORKING = frozenset(("pack", "index", "push", "tag", "rm", "gc"))
+WORKING = frozenset(("pack", "index", "push", "pull", "tag", "rm", "gc"))
 """Commands whose work counts even without their output."""
 
 

@@ -14,6 +14,7 @@ from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.lines import print_parts, print_wrapped
+from hapi.cli.shared.pushing import check_push, push_best
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
@@ -121,6 +122,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
             raise
     failed = write_outputs(settings, tracer, report, min(LAST_SECONDS, settings.patience))
     _summarise(report, trainer.trained_epochs, settings)
+    failed += push_best(settings)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
     return EXIT_FAILED if failed else EXIT_OK
@@ -164,6 +166,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
     check_objective(settings, validated=settings.validation is not None)
+    check_push(settings.push, wants_folder(loaded))
     if settings.log and not wants_folder(loaded):
         raise UsageError("--log: needs a run folder; leave --no-output out")
     check_loggers(settings.log)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from torch import nn
 from hapi import __version__
 from hapi.atomic import replacing
 from hapi.errors import BadRequestError, HapiError, ModelError
+from hapi.models.graph.digest import content_digest
 from hapi.models.tensors import STORED_NAMES, tensor_bytes
 from hapi.models.zoo.architectures import ImportRule, build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of
@@ -80,9 +81,12 @@ class ModelCard:
 
     def to_metadata(self) -> dict[str, str]:
         """JSON text by field, all but the digest of the tensors."""
-        document = {
-            "spec": self.spec.to_json(),
-            "pushed": self.pushed,
+        own = {"spec": self.spec.to_json(), "pushed": self.pushed}
+        return {name: json.dumps(value) for name, value in {**own, **self.facts()}.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields that do not say how the network is built, as JSON values."""
+        return {
             "classes": list(self.classes),
             "label_kind": self.label_kind,
             "transform": None if self.transform is None else self.transform.to_json(),
@@ -92,7 +96,6 @@ class ModelCard:
             "metrics": dict(self.metrics or {}),
             "hapi": __version__,
         }
-        return {name: json.dumps(value) for name, value in document.items()}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
@@ -219,11 +222,20 @@ def _parsed(text: str, name: str) -> Any:
         raise BadRequestError(f"metadata {name}: {error}") from None
 
 
-def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 (hex) over names, types, shapes and bytes, in the order of names."""
+def state_digest(forms: Mapping[str, tuple[torch.dtype, Sequence[int], str]]) -> str:
+    """Return the SHA-256 (hex) over names, types, shapes and digests of content, in the order of names.
+
+    Args:
+        forms: element type, shape and :func:`hapi.models.graph.digest.content_digest` of each tensor, by name.
+    """
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor_bytes(tensor))
+    for name in sorted(forms):
+        dtype, shape, content = forms[name]
+        digest.update(f"{name}\0{dtype}\0{list(shape)}\0{content}".encode())
     return digest.hexdigest()
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    return state_digest(
+        {name: (t.dtype, tuple(t.shape), content_digest(tensor_bytes(t))) for name, t in tensors.items()}
+    )

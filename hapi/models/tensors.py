@@ -20,4 +20,5 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").to_dense().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(flat.view(torch.uint8).numpy().data)
+    # A single element may have any stride, with which torch refuses to see its bytes.
+    return memoryview(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data)

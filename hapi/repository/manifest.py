@@ -19,10 +19,10 @@ from hapi.repository.versions import version_key
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest, check_model, check_name
 
-FORMAT = 4
+FORMAT = 5
 _FIELDS = (
     "format", "name", "version", "created", "parent", "structure", "architecture", "spec", "digest", "digests",
-    "contents", "bytes", "classes", "default_freeze", "packs", "tensors", "checksum",
+    "contents", "bytes", "classes", "default_freeze", "card", "packs", "tensors", "checksum",
 )  # fmt: skip
 
 
@@ -47,6 +47,9 @@ class ModelManifest:
     classes: int | None
     """Outputs of the head; None when they cannot be told."""
     default_freeze: int | None
+    card: Mapping[str, Any] | None = None
+    """Facts of the model file that was pushed (:meth:`hapi.models.model_file.ModelCard.facts`); None for other
+    pushes."""
     tensors: Mapping[str, TensorEntry]
     """Tensors by name, in layer order."""
 
@@ -116,6 +119,7 @@ class ModelManifest:
             "bytes": self.nbytes,
             "classes": self.classes,
             "default_freeze": self.default_freeze,
+            "card": None if self.card is None else dict(self.card),
             "packs": [pack_id(key) for key in packs],
             "tensors": [[e.digest, e.checksum, packs[e.pack], e.start] for e in self.tensors.values()],
         }
@@ -173,6 +177,7 @@ class ModelManifest:
             contents=tuple(check_digest(content, "contents") for content in contents),
             classes=None if classes is None else check_int(classes, 1, 2**31, "classes"),
             default_freeze=None if freeze is None else check_int(freeze, 0, layers, "default_freeze"),
+            card=_card(d["card"]),
             tensors={entry.name: entry for entry in entries},
         )
 
@@ -191,6 +196,12 @@ def check_format(document: Mapping[str, Any]) -> None:
         raise BadRequestError(
             f"format {document.get('format')!r:.20} is not {FORMAT}, it is of another version of Hapi; push it again"
         )
+
+
+def _card(document: Any) -> Mapping[str, Any] | None:
+    if document is not None and not isinstance(document, dict):
+        raise BadRequestError("card: expected the facts of a model file, or nothing")
+    return document
 
 
 def _pack_key(pack: Any) -> str:

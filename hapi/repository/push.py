@@ -9,11 +9,11 @@ manifest  -- written last: a version without it does not exist
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
@@ -81,6 +81,7 @@ def push(
     spec: ModelSpec,
     *,
     parent: str | None = None,
+    card: Mapping[str, Any] | None = None,
     sources: Callable[[str], SourceTensor] | None = None,
     repair: bool = False,
     progress: PushProgress = silent,
@@ -93,6 +94,7 @@ def push(
         model: all layers.
         spec: the build that made it; whoever reads the model builds its layers from it.
         parent: the pushed model that it was fine-tuned from, as NAME@VERSION.
+        card: facts of the model file that is pushed (:meth:`hapi.models.model_file.ModelCard.facts`).
         sources: gives tensors by name where the model's own are not in memory; their digests are told to the model.
         repair: check what the store has of these tensors, and mend what is damaged there, for all models.
         progress: told of it.
@@ -127,6 +129,7 @@ def push(
         classes=output[0] if len(output) == 1 else None,
         default_freeze=model.default_freeze,
         parent=parent,
+        card=card,
     )
     return _push(store, name, draft, repair, progress)
 
@@ -186,6 +189,7 @@ class _Draft:
     classes: int | None = None
     default_freeze: int | None = None
     parent: str | None = None
+    card: Mapping[str, Any] | None = None
 
     def layers(self) -> list[HashedLayer]:
         """The tensors layer by layer, each once."""
@@ -209,6 +213,7 @@ class _Draft:
             contents=self.contents,
             classes=self.classes,
             default_freeze=self.default_freeze,
+            card=self.card,
             tensors=plan.entries,
         )
 
@@ -261,6 +266,7 @@ def _same(newest: ModelManifest, draft: _Draft) -> bool:
     return (
         (newest.structure.digest, newest.digests, newest.spec, newest.classes, newest.default_freeze)
         == (draft.structure.digest, draft.digests, draft.spec, draft.classes, draft.default_freeze)
+        and draft.card in (None, newest.card)
         and (draft.parent is None or draft.parent == newest.parent)
         and [e.digest for e in newest.tensors.values()] == [tensor.digest for tensor in draft.hashed]
     )

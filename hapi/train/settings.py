@@ -134,6 +134,12 @@ class OutputSettings:
     )
     log_every: int = setting("steps between two entries of steps of --log", default=10, low=1, high=1 << 40)
     progress: bool = setting("live progress bar", default=True)
+    push: str | None = setting(
+        "push the best epoch's model there at the end, as hapi push does: its trained layers, and of the frozen ones "
+        "what the store does not have",
+        default=None,
+        metavar="STORE/NAME",
+    )
 
 
 @with_other_names

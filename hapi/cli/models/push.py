@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hapi.cli.shared.common import say
+from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import lasting_store
 from hapi.errors import BadRequestError, UsageError
 from hapi.factories import is_factory, search_here
-from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_file
+from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_checkpoint
 from hapi.store.open import split_address
 from hapi.units import format_bytes
 from hapi.wire.references import check_tag
@@ -28,7 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help=f"{_SHARED_HELP}, or a model file of a training (.safetensors) with its own input size and blocks",
+        help=f"{_SHARED_HELP}, or a model file of a training (.safetensors) with its own input size and blocks, or any "
+        "checkpoint, which is pushed as tensors without a network",
     )
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/resnet50 or s3://bucket/resnet50"
@@ -36,8 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="WEIGHTS",
-        help="random[:SEED], a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local .safetensors or "
-        ".pth file (default: DEFAULT, and random for package.module:factory)",
+        help="random[:SEED], a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local checkpoint: "
+        ".safetensors, .pth, .pt, .bin or .ckpt, an index.json of Hugging Face's shards, or a folder with one of "
+        "them (default: DEFAULT, and random for package.module:factory)",
     )
     parser.add_argument(
         "--num-classes",
@@ -108,14 +111,16 @@ def run(args: argparse.Namespace) -> int:
     """Build the model, write it into the store, and print a summary."""
     store_url, name = split_address(args.address)
     store = lasting_store(store_url)
-    if is_factory(args.model) or is_file(args.model):
+    known = is_checkpoint(args.model)
+    if is_factory(args.model) or known:
         search_here()
-    if not is_file(args.model):
+    if not known:
         check_model(args.model)
-        check_weights(args.model, args.weights or "auto")
+        if not (args.weights and Path(args.weights).is_dir()):
+            check_weights(args.model, args.weights or "auto")
     if args.tag is not None:
         check_tag_flag(args.tag)
-    from hapi.api.models import push_model  # brings torch, after what can be told without
+    from hapi.api.pushing import PushOptions, push_model  # brings torch, after what can be told without
 
     with TransferBar(f"pushing {name}", args.quiet, by_bytes=True) as bar:
         pushed = push_model(
@@ -125,10 +130,9 @@ def run(args: argparse.Namespace) -> int:
             num_classes=args.num_classes,
             input_size=args.input_size,
             blocks=blocks_of(args),
-            replace=args.replace,
-            repair=args.repair,
-            tag=args.tag,
+            options=PushOptions(args.replace, args.repair, args.tag),
             progress=Hashed(bar),
+            on_note=lambda line: tell("hapi push", line),
         )
     _tell(pushed, store.url)
     return 0
@@ -163,7 +167,7 @@ def _tell(pushed: Pushed, url: str) -> None:
     size = format_bytes(manifest.nbytes)
     classes = f", {manifest.classes} classes" if manifest.classes else ""
     layers = f"{len(manifest.layers)} layers"
-    architecture = manifest.build_spec().architecture
+    architecture = "tensors" if manifest.spec is None else manifest.spec.architecture
     if pushed.new:
         moved = (
             f", of which {format_bytes(pushed.written)} are new to the store"
@@ -173,5 +177,11 @@ def _tell(pushed: Pushed, url: str) -> None:
         say(f"pushed {architecture} as {manifest.reference!r} into {url}: {layers}, {size}{moved}{classes}")
     else:
         say(f"{architecture} is in {url} already, as {manifest.reference!r}: {layers}, {size}{classes}")
+    if manifest.spec is None:
+        say(
+            f"digest {manifest.digest}; there is no network for these tensors, so they can be pulled, shown and "
+            "compared but not trained; to train, push ARCHITECTURE with --weights"
+        )
+        return
     allowed = f" --allow-model {architecture}" if is_factory(architecture) else ""
     say(f"digest {manifest.digest}; train with: hapi-train --model store:{manifest.name}{allowed}")

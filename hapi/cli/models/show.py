@@ -1,13 +1,17 @@
-"""``hapi show STORE/NAME``: a pushed model's layers, and the models that share its first ones."""
+"""``hapi show STORE/NAME|FILE|FOLDER``: layers of a pushed model, with those that share them, or of a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hapi.cli.shared.common import EXIT_OK, say
-from hapi.store.open import open_store, split_model_address
+from hapi.cli.shared.common import EXIT_OK, say, tell
+from hapi.errors import HapiError
+from hapi.models.zoo.names import FILE_SUFFIXES
+from hapi.repository.versions import list_versions
+from hapi.store.open import open_store, split_address, split_model_address
 from hapi.text import printable
 from hapi.units import format_bytes
 
@@ -18,12 +22,19 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="STORE/NAME", help="the model")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a pushed model, STORE/NAME, or a checkpoint: a .safetensors, .pth, .pt, .bin or .ckpt file, "
+        "an index.json, or a folder with one of them",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the manifest tells. No weights are read, and none of the model's code is imported."""
+    """Print what manifest or headers tell. No weights are read, and none of the model's code is imported."""
+    if _is_checkpoint(args.model):
+        return _show_checkpoint(args)
     from hapi.repository.opening import open_model
     from hapi.repository.relatives import relatives  # brings torch
 
@@ -38,6 +49,59 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _is_checkpoint(text: str) -> bool:
+    """Return whether ``text`` names a checkpoint on this machine; a pushed model of the same name goes first."""
+    if "://" in text or not (text.endswith(FILE_SUFFIXES) or Path(text).is_dir()):
+        return False
+    return text.endswith(FILE_SUFFIXES) or not _is_pushed(text)
+
+
+def _is_pushed(address: str) -> bool:
+    try:
+        url, name = split_address(address)
+        return bool(list_versions(open_store(url), name))
+    except HapiError:
+        return False
+
+
+def _show_checkpoint(args: argparse.Namespace) -> int:
+    from hapi.repository.sources.open import open_source  # brings torch
+
+    source = open_source(args.model)
+    rows: list[dict[str, Any]] = [
+        {"index": number, "name": name, "tensors": len(tensors), "bytes": sum(t.nbytes for t in tensors)}
+        for number, (name, tensors) in enumerate(source.layers(), start=1)
+    ]
+    if args.json:
+        tensors = [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in source.tensors.values()
+        ]
+        facts = {"path": str(source.path), "form": source.form, "files": source.files, "bytes": source.nbytes}
+        print(json.dumps({**facts, "layers": rows, "tensors": tensors}, indent=1))
+        return EXIT_OK
+    files = "" if source.files == 1 else f" in {source.files} files"
+    say(
+        f"{source.path}: {source.form}{files}, {len(rows)} layers, {len(source.tensors)} tensors, "
+        f"{format_bytes(source.nbytes)}"
+    )
+    table = [["LAYER", "NAME", "TENSORS", "SIZE", "TYPE"]]
+    for row, (_, held) in zip(rows, source.layers(), strict=True):
+        types = ",".join(dict.fromkeys(tensor.dtype for tensor in held))
+        table.append(
+            [
+                str(row["index"]),
+                printable(row["name"]),
+                str(row["tensors"]),
+                format_bytes(row["bytes"]),
+                types,
+            ]
+        )
+    _print_table(table)
+    for note in source.notes:
+        tell("hapi show", note)
+    return EXIT_OK
+
+
 def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
     return {
         "name": manifest.name,
@@ -49,6 +113,7 @@ def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
         "bytes": manifest.nbytes,
         "classes": manifest.classes,
         "default_freeze": manifest.default_freeze,
+        "card": manifest.card,
         "layers": [_row(manifest, number) for number in range(1, len(manifest.layers) + 1)],
         "relatives": [relative.to_json() for relative in found],
     }
@@ -77,6 +142,8 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
         f"{printable(manifest.reference)}: {printable(_architecture(manifest))}, {len(manifest.layers)} layers, "
         f"{len(manifest.tensors)} tensors, {format_bytes(manifest.nbytes)}{classes}"
     )
+    if manifest.parent is not None:
+        say(f"fine-tuned from {printable(manifest.parent)}{_training(manifest)}")
     table = [["LAYER", "NAME", "OUTPUT", "TENSORS", "SIZE", "IDENTITY", ""]]
     for number in range(1, len(manifest.layers) + 1):
         row = _row(manifest, number)
@@ -91,11 +158,23 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
                 "<- default freeze" if number == manifest.default_freeze else "",
             ]
         )
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    _print_table(table)
     for relative in found:
         say(
             f"{printable(relative.name)} has its first {relative.same_structure} layers, {relative.same_weights} with "
             "the same weights"
         )
+
+
+def _training(manifest: ModelManifest) -> str:
+    """What the pushed model file says of its training."""
+    card = manifest.card or {}
+    layers = f" behind layer {card['freeze']}" if isinstance(card.get("freeze"), int) else ""
+    dataset = card.get("dataset")
+    return layers + (f", on {printable(str(dataset.get('name')))}" if isinstance(dataset, dict) else "")
+
+
+def _print_table(table: list[list[str]]) -> None:
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -267,8 +267,9 @@ class LayeredModel:
         """Content digest of a parameter, buffer or constant, also of one that is expected and not loaded."""
         constant = self.traced.constants.get(name)
         tensor = self.tensors.get(name) if constant is None else constant
-        if tensor.is_meta and name in self.expected_digests:
-            return self.expected_digests[name]
+        first = self.tensors.first_name(name) if constant is None else name
+        if tensor.is_meta and first in self.expected_digests:
+            return self.expected_digests[first]
         return self._digests.of(name, tensor)
 
     def _digest_of_any(self, name: str) -> str:

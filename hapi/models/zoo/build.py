@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 from hapi.errors import BadRequestError, ModelChoiceError, ModelError
@@ -81,7 +83,13 @@ class ModelSpec:
         )
 
 
-def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: bool = True) -> LayeredModel:
+def build(
+    spec: ModelSpec,
+    *,
+    allow_import: ImportRule = False,
+    allow_files: bool = True,
+    state: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+) -> LayeredModel:
     """Build the model of ``spec`` with its weights, on the CPU.
 
     The prefix does not depend on ``num_classes``: the model is made with its architecture's own number and
@@ -91,6 +99,7 @@ def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: boo
         spec: the model.
         allow_import: whether a ``package.module:factory`` may be imported: yes, no, or which.
         allow_files: whether weights may be a local path.
+        state: reads the weights in the file that the spec names; None for one file of tensors.
 
     Raises:
         ModelError: the model or its weights cannot be made.
@@ -103,7 +112,7 @@ def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: boo
     module = build_module(architecture, random_seed(spec.weights) or 0)
     model = layers_of(architecture, spec, module)
     if is_file(spec.weights):
-        model = _load_file(architecture, spec, model)
+        model = _load_file(architecture, spec, model, file_state(spec.weights) if state is None else state())
     elif spec.pretrained:
         load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
     return retarget(model, spec.num_classes, spec.head_seed, lambda m: layers_of(architecture, spec, m))
@@ -156,8 +165,9 @@ def layers_of(architecture: Architecture, spec: ModelSpec, module: nn.Module) ->
     )
 
 
-def _load_file(architecture: Architecture, spec: ModelSpec, model: LayeredModel) -> LayeredModel:
-    state = file_state(spec.weights)
+def _load_file(
+    architecture: Architecture, spec: ModelSpec, model: LayeredModel, state: Mapping[str, torch.Tensor]
+) -> LayeredModel:
     head = _head_or_none(model)
     if head is not None:
         fit_head(model.module, head, state)

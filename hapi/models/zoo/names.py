@@ -21,7 +21,7 @@ MAX_CLASSES = 10_000_000
 MAX_SIDE = 65_536
 """Bounds of a model's classes, and of each side of its input."""
 _RANDOM = re.compile(r"random:(\d{1,18})")
-FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
+FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("
 _WEIGHTS = r"^class (\w+_Weights)\(WeightsEnum\):\n((?:(?:    .*)?\n)+)"
 _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
@@ -30,6 +30,15 @@ _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
 def is_file(weights: str) -> bool:
     """True when ``weights`` names a local checkpoint."""
     return weights.endswith(FILE_SUFFIXES) or "/" in weights or "\\" in weights
+
+
+def is_checkpoint(text: str) -> bool:
+    """True when ``text`` names a checkpoint on this machine, also one in a folder, and no architecture or weights of a
+    library.
+    """
+    if is_file(text):
+        return ":" not in text or text.endswith(FILE_SUFFIXES)
+    return text != "" and ":" not in text and text not in torchvision_names() and Path(text).is_dir()
 
 
 def random_seed(weights: str) -> int | None:

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from hapi.paths import user_path
 
 DOWNLOAD_SECONDS = 30.0
 """Longest silence of a server of weights."""
+_T = TypeVar("_T")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
@@ -157,6 +158,11 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
         raise ModelError(f"weights file {path} cannot be read: {error.strerror}") from None
     if not found:
         raise ModelError(f"weights file {path} does not exist")
+    if file.name.endswith(".index.json"):
+        raise ModelError(
+            f"{path} is the index of a sharded checkpoint, which is pushed into a store first: "
+            f"hapi push MODEL STORE/NAME --weights {path}"
+        )
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load
@@ -166,13 +172,23 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        if "weights_only" in str(error):  # torch's words are about how to run what it refused to run
-            raise ModelError(
-                f"weights file {path} is damaged or holds more than tensors, which is never loaded: save "
-                "model.state_dict(), with torch.save or as .safetensors"
-            ) from error
-        reason = (str(error).splitlines() or [repr(error)])[0][:200]
-        raise ModelError(f"weights file {path} cannot be read as tensors: {reason}") from error
+        raise load_error(path, error) from error
+    return named_tensors(loaded, path)
+
+
+def load_error(path: str, error: Exception) -> ModelError:
+    """Return the error for a weights file at ``path`` that ``torch.load`` or safetensors refused with ``error``."""
+    if "weights_only" in str(error):  # torch's words are about how to run what it refused to run
+        return ModelError(
+            f"weights file {path} is damaged or holds more than tensors, which is never loaded: save "
+            "model.state_dict(), with torch.save or as .safetensors"
+        )
+    reason = (str(error).splitlines() or [repr(error)])[0][:200]
+    return ModelError(f"weights file {path} cannot be read as tensors: {reason}")
+
+
+def named_tensors(loaded: Any, path: str) -> dict[str, torch.Tensor]:
+    """Return the state dict in ``loaded``, the content of the weights file ``path``; see :func:`file_state`."""
     if isinstance(loaded, dict) and {"trained", "identity", "progress"} <= loaded.keys():
         raise ModelError(
             f"weights file {path} is a checkpoint of hapi-train and holds only the trained layers; write the whole "
@@ -183,10 +199,14 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
         raise ModelError(f"weights file {path} holds no state dict (names to tensors)")
-    state = {str(name): tensor for name, tensor in loaded.items()}
+    return without_wrapper({str(name): tensor for name, tensor in loaded.items()})
+
+
+def without_wrapper(state: Mapping[str, _T]) -> dict[str, _T]:
+    """Return ``state`` without the ``module.`` that ``DataParallel`` puts before every name."""
     if state and all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    return state
+        return {name.removeprefix("module."): value for name, value in state.items()}
+    return dict(state)
 
 
 def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], origin: str) -> None:

@@ -307,6 +307,7 @@ def _model() -> Schema:
         "parent": of_type(str | None),
         "spec": of_type(ModelSpec | None),
         "digests": listed(DIGEST, 1),
+        "card": {"anyOf": [{"type": "object"}, {"type": "null"}]},
     }
     described = of_class(
         ModelManifest, {**known, "contents": listed(DIGEST, 1)}, leave_out=("structure", "tensors")

@@ -1,0 +1,181 @@
+"""Safetensors files of pushed tensors, each there whole or not at all, and folders of them with an index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from hapi.atomic import clean_partials, replacing, sync_folder, write_atomically
+from hapi.errors import HapiError, UsageError
+from hapi.models.graph.digest import ContentDigest
+from hapi.repository.entries import PIECE_BYTES
+from hapi.repository.pulling.reading import read_in_order
+from hapi.repository.pulling.selection import FileContent, FileTensor
+from hapi.repository.stored import StoredModel
+from hapi.store.safetensors import encode_header
+from hapi.units import format_bytes
+
+SHARD_BYTES = 5 * 10**9
+"""Bytes of a shard unless something else is asked for, as Hugging Face's libraries write them."""
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+Note = Callable[[int], None]
+"""Told the bytes of tensors that are done since its last call."""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Files of a pull."""
+
+    files: tuple[Path, ...]
+    nbytes: int
+    """Bytes of all tensors in them."""
+    kept: int = 0
+    """Number of shards that an earlier pull had written."""
+
+
+def write_file(
+    stored: StoredModel, content: FileContent, path: Path, note: Note = lambda nbytes: None
+) -> Pulled:
+    """Write the tensors into one safetensors file, or leave what was there.
+
+    Args:
+        stored: the model.
+        content: its tensors.
+        path: of the file; its folder exists.
+        note: told of progress.
+
+    Raises:
+        HapiError: the file cannot be written.
+        DataError: a tensor is damaged in the store.
+    """
+    head = encode_header((tensor.form for tensor in content.tensors), content.metadata)
+    nbytes = sum(tensor.nbytes for tensor in content.tensors)
+    with _mapped(path):
+        clean_partials(path.absolute().parent)
+        _check_room(path, len(head) + nbytes)
+        with replacing(path) as file:
+            file.write(head)
+            for piece in read_in_order(stored, content.tensors):
+                file.write(piece)
+                note(len(piece))
+    return Pulled((path,), nbytes)
+
+
+def write_folder(
+    stored: StoredModel,
+    content: FileContent,
+    folder: Path,
+    shard_bytes: int = SHARD_BYTES,
+    note: Note = lambda nbytes: None,
+) -> Pulled:
+    """Write the tensors into ``folder`` as Hugging Face's libraries do: one file, or shards with an index.
+
+    The index comes last: without it there is no checkpoint. Shards that an interrupted pull wrote are checked, and kept
+    when they are whole. Errors are those of :func:`write_file`.
+
+    Args:
+        stored: the model.
+        content: its tensors.
+        folder: exists, and has no other checkpoint.
+        shard_bytes: bytes of tensors in a shard; a larger tensor is alone in one.
+        note: told of progress.
+    """
+    shards = list(_shards(content.tensors, shard_bytes))
+    if len(shards) == 1:
+        _check_alone(folder, {_SINGLE})
+        return write_file(stored, content, folder / _SINGLE, note)
+    paths = [
+        folder / f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
+    ]
+    _check_alone(folder, {_INDEX, *(path.name for path in paths)})
+    with _mapped(folder):
+        (folder / _INDEX).unlink(missing_ok=True)
+        sync_folder(folder)
+    metadata, kept = {"format": content.metadata["format"]}, 0
+    for path, shard in zip(paths, shards, strict=True):
+        part = FileContent(tuple(shard), metadata)
+        if _is_whole(path, part):
+            kept += 1
+            note(sum(tensor.nbytes for tensor in shard))
+        else:
+            write_file(stored, part, path, note)
+    nbytes = sum(tensor.nbytes for tensor in content.tensors)
+    homes = {tensor.name: path.name for path, shard in zip(paths, shards, strict=True) for tensor in shard}
+    index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(homes.items()))}
+    with _mapped(folder / _INDEX):
+        write_atomically(folder / _INDEX, json.dumps(index, indent=2).encode() + b"\n")
+    return Pulled((*paths, folder / _INDEX), nbytes, kept)
+
+
+def _shards(tensors: Sequence[FileTensor], shard_bytes: int) -> Iterator[list[FileTensor]]:
+    shard: list[FileTensor] = []
+    nbytes = 0
+    for tensor in tensors:
+        if shard and nbytes + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, nbytes = [], 0
+        shard.append(tensor)
+        nbytes += tensor.nbytes
+    yield shard
+
+
+def _check_alone(folder: Path, own: set[str]) -> None:
+    """Raise :class:`UsageError` when ``folder`` has files of another checkpoint, which readers would take for parts."""
+    with _mapped(folder):
+        names = sorted(path.name for path in folder.iterdir())
+    foreign = [name for name in names if name.endswith((".safetensors", ".index.json")) and name not in own]
+    if foreign:
+        raise UsageError(f"--output {folder}: has {foreign[0]} of another checkpoint; give an empty folder")
+
+
+def _is_whole(path: Path, content: FileContent) -> bool:
+    """Return whether the file at ``path`` has these very tensors; all of it is read."""
+    head = encode_header((tensor.form for tensor in content.tensors), content.metadata)
+    nbytes = sum(tensor.nbytes for tensor in content.tensors)
+    try:
+        if not path.is_file() or path.stat().st_size != len(head) + nbytes:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(head)) == head and all(_has(file.readinto, t) for t in content.tensors)
+    except OSError:
+        return False
+
+
+def _has(read_into: Callable[[memoryview], int | None], tensor: FileTensor) -> bool:
+    """Return whether the next bytes of a file are those of ``tensor``."""
+    checksum, digest, left = xxhash.xxh3_64(), ContentDigest(), tensor.nbytes
+    buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
+    while left:
+        count = read_into(buffer[: min(len(buffer), left)]) or 0
+        if not count:
+            return False
+        (digest if tensor.entry is None else checksum).update(buffer[:count])
+        left -= count
+    if tensor.entry is None:
+        return digest.hexdigest() == tensor.digest
+    return checksum.hexdigest() == tensor.entry.checksum
+
+
+def _check_room(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < needed:
+        raise HapiError(
+            f"{path}: needs {format_bytes(needed)}, and {format_bytes(free)} are free there; make room and run the "
+            "same again"
+        )
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[None]:
+    """Map the system's errors about ``path`` in the block to one line."""
+    try:
+        yield
+    except OSError as error:
+        raise HapiError(f"{path}: cannot be written: {error.strerror or error}") from None

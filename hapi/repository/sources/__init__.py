@@ -1,0 +1,1 @@
+"""Checkpoints on this machine as sources of tensors: described by their headers, and read piece by piece."""

@@ -1,0 +1,128 @@
+"""Any checkpoint on this machine as a source of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hapi.errors import ModelError
+from hapi.models.tensors import tensor_bytes
+from hapi.models.zoo.weights import without_wrapper
+from hapi.paths import user_path
+from hapi.repository.entries import DTYPES, SourceTensor
+from hapi.repository.sources.files import SourceFile
+from hapi.repository.sources.safetensors_file import read_safetensors
+from hapi.repository.sources.sharded import INDEX_SUFFIX, read_index, read_shards
+from hapi.repository.sources.torch_file import read_torch_file
+
+_SAFETENSORS = ".safetensors"
+_TORCH = (".bin", ".pth", ".pt", ".ckpt")
+_ENDINGS = (f"{_SAFETENSORS}{INDEX_SUFFIX}", _SAFETENSORS, f".bin{INDEX_SUFFIX}", *_TORCH)
+"""Endings of the names of checkpoints, the preferred ones first."""
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A checkpoint: its tensors, described but not read."""
+
+    path: Path
+    form: str
+    """Kind of the checkpoint, in words."""
+    files: int
+    """Number of files with tensors."""
+    tensors: Mapping[str, SourceTensor]
+    """By name, in layer order as far as it can be told: as they were saved, or by module if that was alphabetical."""
+    metadata: Mapping[str, str]
+    """Texts in a safetensors file's header; none for other forms."""
+    notes: tuple[str, ...] = ()
+    """Lines that a user should see."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def layers(self) -> list[tuple[str, list[SourceTensor]]]:
+        """Return the tensors by the path of their module, in the order of each module's first tensor.
+
+        A tensor of no module is a layer of its own name.
+        """
+        layers: dict[str, list[SourceTensor]] = {}
+        for name, tensor in self.tensors.items():
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(tensor)
+        return list(layers.items())
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name, in memory."""
+        return {name: _loaded(tensor) for name, tensor in self.tensors.items()}
+
+
+def _loaded(tensor: SourceTensor) -> torch.Tensor:
+    loaded = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+    out, start = tensor_bytes(loaded), 0
+    for piece in tensor.pieces():
+        out[start : start + len(piece)] = piece
+        start += len(piece)
+    return loaded
+
+
+def open_source(path: str | Path) -> TensorSource:
+    """Describe the checkpoint at ``path``; only headers are read.
+
+    Args:
+        path: a ``.safetensors`` file, a file of ``torch.save`` (``.pth``, ``.pt``, ``.bin``, ``.ckpt``), an
+            ``index.json`` of a sharded checkpoint, or a folder with one of them.
+
+    Raises:
+        ModelError: there is no checkpoint, or it is damaged.
+    """
+    target = user_path(path, "weights")
+    if target.is_dir():
+        target = _in_folder(target)
+    if target.name.endswith(INDEX_SUFFIX):
+        return _sharded(target)
+    if target.suffix == _SAFETENSORS:
+        header = read_safetensors(SourceFile.at(target))
+        return TensorSource(target, "safetensors", 1, _unwrapped(header.tensors), header.metadata)
+    loaded = read_torch_file(SourceFile.at(target))
+    return TensorSource(target, "PyTorch", 1, _unwrapped(loaded.tensors), {}, loaded.notes)
+
+
+def _sharded(target: Path) -> TensorSource:
+    notes: list[str] = []
+
+    def read(shard: Path) -> Mapping[str, SourceTensor]:
+        if shard.suffix == _SAFETENSORS:
+            return read_safetensors(SourceFile.at(shard)).tensors
+        loaded = read_torch_file(SourceFile.at(shard))
+        notes.extend(loaded.notes)
+        return loaded.tensors
+
+    index = read_index(target)
+    tensors = read_shards(index, read)
+    files = len(set(index.shards.values()))
+    return TensorSource(target, "sharded", files, _unwrapped(tensors), {}, tuple(notes))
+
+
+def _unwrapped(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    return {name: replace(tensor, name=name) for name, tensor in without_wrapper(tensors).items()}
+
+
+def _in_folder(folder: Path) -> Path:
+    """The one checkpoint in ``folder``."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    for ending in _ENDINGS:
+        found = [name for name in names if name.endswith(ending)]
+        if len(found) == 1:
+            return folder / found[0]
+        if found:
+            raise ModelError(
+                f"{folder} has {len(found)} files that may be the checkpoint ({', '.join(found[:3])}); name one of them"
+            )
+    raise ModelError(f"{folder} has no checkpoint: no file ends with {', '.join(_ENDINGS)}")

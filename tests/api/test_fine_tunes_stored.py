@@ -1,0 +1,72 @@
+"""Fine-tunes of one backbone in a store: each is its tail, and a description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hapi.api.pushing import push_model
+from hapi.models.model_file import ModelCard, write_model
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.push import Pushed
+from hapi.store.local import LocalStore
+
+SPEC = ModelSpec(architecture="resnet18", weights="random:0", num_classes=10, input_shape=(3, 64, 64))
+
+
+class FineTunes:
+    """Models that differ from a pushed one behind its default freeze, each pushed from its model file."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = f"{root}/store"
+        self._file = root / "tuned.safetensors"
+        pushed = push_model(
+            "resnet18", f"{self.store}/base", weights="random:0", num_classes=10, input_size=64
+        )
+        self.base = pushed.model.manifest
+        freeze = self.base.default_freeze or 0
+        self.tail = [name for layer in self.base.layers[freeze:] for name in layer.tensors]
+        self.tail_bytes = sum(self.base.tensors[name].nbytes for name in self.tail)
+        self._state = dict(build(SPEC).module.state_dict())
+        self._card = ModelCard(
+            spec=SPEC, pushed=self.base.reference, classes=tuple("abcdefghij"), transform=None, freeze=freeze
+        )
+
+    def push(self, number: int) -> Pushed:
+        """Push fine-tune ``number``."""
+        torch.manual_seed(number)
+        changed = {name: torch.randn(self._state[name].shape) for name in self.tail if "num_b" not in name}
+        write_model(self._file, {**self._state, **changed}, self._card)
+        return push_model(str(self._file), f"{self.store}/tuned-{number}")
+
+    def stored_bytes(self) -> int:
+        """Bytes of all objects of the store."""
+        return sum(info.size for info in LocalStore(self.store).list())
+
+
+def stored(root: Path, count: int) -> None:
+    """Push ``count`` fine-tunes and check what they take; then one more."""
+    tunes = FineTunes(root)
+    for number in range(count):
+        pushed = tunes.push(number)
+        assert pushed.written == tunes.tail_bytes and pushed.model.manifest.parent == "base@1"
+    needed = tunes.base.nbytes + count * tunes.tail_bytes
+    before = tunes.stored_bytes()
+    assert before <= 1.01 * needed
+    last = tunes.push(count)
+    assert last.written == tunes.tail_bytes
+    assert tunes.stored_bytes() - before <= 1.01 * tunes.tail_bytes
+    backbone = [name for name in tunes.base.tensors if name not in tunes.tail]
+    places = {(e.pack, e.start) for e in map(last.model.manifest.tensors.__getitem__, backbone)}
+    assert places == {(e.pack, e.start) for e in map(tunes.base.tensors.__getitem__, backbone)}
+
+
+def test_a_fine_tune_is_its_tail(tmp_path: Path) -> None:
+    stored(tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_fifty_fine_tunes_take_one_backbone_and_their_tails(tmp_path: Path) -> None:
+    stored(tmp_path, 50)

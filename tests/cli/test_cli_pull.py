@@ -1,0 +1,172 @@
+"""``hapi pull``, and ``hapi show`` and ``hapi push`` of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.harness import ServerProcess
+from support.train_cli import FAST, refused
+
+from hapi.cli import train as command
+from hapi.cli.main import main
+from hapi.models.model_file import ModelCard, read_card, write_model
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.wire.references import TransformSpec
+
+SPEC = ModelSpec(architecture="squeezenet1_1", num_classes=3, input_shape=(3, 64, 64))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    """A model file as a training writes it."""
+    card = ModelCard(
+        spec=SPEC, pushed="base@1", classes=("ant", "bee", "fly"), transform=TransformSpec.for_image_size(64), freeze=9,
+        epoch=4, metrics={"accuracy": 0.5},
+    )  # fmt: skip
+    write_model(tmp_path / "tuned.safetensors", build(SPEC).module.state_dict(), card)
+    return tmp_path / "tuned.safetensors"
+
+
+def test_a_model_file_comes_back_as_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_file: Path
+) -> None:
+    base = ("push", "squeezenet1_1", f"{tmp_path}/store/base", "--weights", "random:0", "--input-size", 64)
+    assert run(capsys, *base)[0] == 0
+    code, out, _ = run(capsys, "push", model_file, f"{tmp_path}/store/net", "--quiet")
+    assert code == 0 and "of which" in out and "are new to the store" in out
+    code, out, _ = run(capsys, "show", f"{tmp_path}/store/net")
+    assert code == 0 and "fine-tuned from base@1 behind layer 9" in out
+    back = tmp_path / "back.safetensors"
+    code, out, _ = run(capsys, "pull", f"{tmp_path}/store/net@1", "--output", back)
+    assert code == 0 and out.startswith(f"{back}: 52 tensors, ") and "of 'net@1' from" in out
+    card, before = read_card(back), read_card(model_file)
+    assert (card.classes, card.freeze, card.epoch, card.metrics) == (before.classes, 9, 4, {"accuracy": 0.5})
+    assert card.transform == before.transform and card.pushed == "net@1"
+    code, _, _ = run(capsys, "export", back, "--output", tmp_path / "net.pth")
+    assert code == 0
+    state = build(SPEC).module.state_dict()
+    exported = torch.load(tmp_path / "net.pth", weights_only=True)
+    assert all(torch.equal(exported[name], state[name]) for name in state)
+
+
+def test_parts_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = {f"layers.{i}.weight": torch.randn(300, 1000) for i in range(4)}
+    save_file(state, tmp_path / "given.safetensors")
+    code, out, _ = run(capsys, "push", tmp_path / "given.safetensors", f"{tmp_path}/store/raw")
+    assert code == 0 and "pushed tensors as 'raw@1'" in out and "but not trained" in out
+    address = f"{tmp_path}/store/raw"
+    code, out, _ = run(capsys, "pull", address, "--output", tmp_path / "shards", "--shard-size", "2MB")
+    assert code == 0 and "as 5 files" in out
+    code, out, _ = run(capsys, "pull", address, "--output", tmp_path / "shards", "--shard-size", "2MB")
+    assert code == 0 and "as 5 files, 4 of them kept from an earlier pull" in out
+    code, out, _ = run(capsys, "show", tmp_path / "shards")
+    assert code == 0 and "sharded in 4 files, 4 layers, 4 tensors" in out and "layers.3  1" in out
+    document = json.loads(run(capsys, "show", tmp_path / "given.safetensors", "--json")[1])
+    assert document["tensors"][0] == {"name": "layers.0.weight", "dtype": "float32", "shape": [300, 1000]}
+    for flags, names in (
+        (("--layers", "2..3"), [1, 2]),
+        (("--layers", "4"), [3]),
+        (("--tensors", "*.0.*"), [0]),
+    ):
+        code, _, _ = run(capsys, "pull", address, "--output", tmp_path / "some.safetensors", *flags)
+        assert code == 0
+        assert load_file(tmp_path / "some.safetensors").keys() == {f"layers.{i}.weight" for i in names}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--output", "m.safetensors", "--layers", "3..9"), "has layers 1..1"),
+        (("--output", "m.safetensors", "--layers", "x"), "expected A..B"),
+        (("--output", "m.safetensors", "--tensors", "x*"), "no tensor of model 'raw@1' matches 'x*'"),
+        (("--output", "m.safetensors", "--shard-size", "5GB"), "is one file; give a folder"),
+        (("--output", "given.safetensors/x"), "cannot be made"),
+        (("--output", "no/such/\0.safetensors"), "cannot be written"),
+    ],
+)
+def test_wrong_pulls_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"a.weight": torch.ones(2)}, tmp_path / "given.safetensors")
+    assert run(capsys, "push", "given.safetensors", "store/raw")[0] == 0
+    code, _, err = run(capsys, "pull", "store/raw", *flags)
+    assert code in (1, 2) and words in err and err.count("\n") == 1, err
+    assert not (tmp_path / "m.safetensors").exists()
+    code, _, err = run(capsys, "pull", "store/other", "--output", "m.safetensors")
+    assert code == 1 and "has no model 'other'" in err
+
+
+def test_training_with_tensors_only_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_file({"a.weight": torch.ones(2)}, tmp_path / "given.safetensors")
+    assert run(capsys, "push", tmp_path / "given.safetensors", f"{tmp_path}/store/raw")[0] == 0
+    code, _, err = run(capsys, "layers", f"store:{tmp_path}/store/raw")
+    assert code == 1 and "pushed as tensors without an architecture" in err and "--weights FILE" in err
+
+
+@pytest.mark.slow
+def test_interrupted_in_the_middle_nothing_is_left(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_file(
+        {f"a.{i}": torch.zeros(64 << 20, dtype=torch.uint8) for i in range(12)},
+        tmp_path / "given.safetensors",
+    )
+    assert run(capsys, "push", tmp_path / "given.safetensors", f"{tmp_path}/store/raw")[0] == 0
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "m.safetensors"
+    arguments = ["pull", f"{tmp_path}/store/raw", "--output", str(output)]
+    pulling = subprocess.Popen([sys.executable, "-m", "hapi", *arguments], stderr=subprocess.PIPE, text=True)
+    while not any(path.stat().st_size > 1 << 20 for path in (tmp_path / "out").iterdir()):
+        assert pulling.poll() is None
+        time.sleep(0.001)
+    pulling.send_signal(signal.SIGINT)
+    _, err = pulling.communicate(timeout=60)
+    assert pulling.returncode == 130 and err == "hapi pull: interrupted\n"
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.slow
+def test_a_training_pushes_its_best_epoch(
+    running: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("push", "resnet18", f"{running.store}/push-base", "--weights", "random:1", "--input-size", 32)
+    assert run(capsys, *base)[0] == 0
+    arguments = [flag for flag in FAST if flag not in ("--no-output", "--weights", "random")]
+    arguments += ["--server", running.url, "--model", "store:push-base", "--output", f"{tmp_path}/run"]
+    assert command.main([*arguments, "--push", f"{running.store}/push-tuned"]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("pushed best.safetensors"))
+    assert "as 'push-tuned@1'" in line and line.endswith("are new to the store, fine-tuned from push-base@1")
+    code, out, _ = run(capsys, "show", f"{running.store}/push-tuned")
+    assert code == 0 and "fine-tuned from push-base@1 behind layer" in out
+
+
+def test_a_push_that_cannot_be_is_refused_before_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "needs a run folder" in refused(capsys, "--store", "store", *FAST, "--push", "store/net")[1]
+    arguments = [flag for flag in FAST if flag != "--no-output"]
+    assert "is not STORE/NAME" in refused(capsys, "--store", "store", *arguments, "--push", "net")[1]
+    assert (
+        "nothing would be left"
+        in refused(capsys, "--store", "store", *arguments, "--push", "memory://x/net")[1]
+    )

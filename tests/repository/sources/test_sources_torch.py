@@ -1,0 +1,135 @@
+"""Checkpoints of ``torch.save`` as sources: views, tied tensors, nesting, and files that lie."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_sources_safetensors import content, expected
+from torch import nn
+
+from hapi.errors import ModelError
+from hapi.models.tensors import STORED_NAMES
+from hapi.repository.sources.open import open_source
+
+
+def saved(path: Path, value: Any, **options: Any) -> Path:
+    torch.save(value, path, **options)
+    return path
+
+
+def test_every_type_view_and_tie_is_read(tmp_path: Path) -> None:
+    base = torch.randn(64, 48)
+    state: dict[str, torch.Tensor] = {f"typed.{dtype}": torch.arange(9).to(dtype) for dtype in STORED_NAMES}
+    state |= {
+        "z.last": base, "a.tied": base, "view.rows": base[3:9], "view.columns": base[:, 5:9],
+        "view.transposed": base.t(), "view.expanded": base[:1].expand(5, 48), "view.step": base[::3, ::5],
+        "channels": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "scalar": torch.tensor(2.5), "empty": torch.empty(3, 0), "parameter": nn.Parameter(torch.randn(4)),
+    }  # fmt: skip
+    path = saved(tmp_path / "all.pth", state)
+    found = content(path)
+    assert found == expected(state)
+    assert list(found) == list(state)  # as they were saved
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_nested_and_wrapped_states_are_found(tmp_path: Path, key: str) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    state = OrderedDict((f"module.{name}", tensor) for name, tensor in net.state_dict().items())
+    optimizer = torch.optim.Adam(net.parameters()).state_dict()
+    path = saved(tmp_path / "c.ckpt", {key: state, "optimizer": optimizer, "epoch": 3})
+    assert content(path) == expected(net.state_dict())
+
+
+def test_a_file_of_the_old_format_is_loaded_whole_and_says_so(tmp_path: Path) -> None:
+    state = {"a.weight": torch.randn(5, 3).t(), "b": torch.ones(2, dtype=torch.bfloat16)}
+    path = saved(tmp_path / "old.pth", state, _use_new_zipfile_serialization=False)
+    assert content(path) == expected(state)
+    (note,) = open_source(path).notes
+    assert "before PyTorch 1.6" in note and "loaded into memory" in note
+    assert not open_source(saved(tmp_path / "new.pth", state)).notes
+
+
+def test_a_large_storage_with_a_small_view_is_not_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", {"small": torch.zeros(4 << 20)[100:103]})
+    tensor = open_source(path).tensors["small"]
+    assert [len(piece) for piece in tensor.pieces()] == [12]
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /tmp/never",)
+
+
+def test_code_is_never_run(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pth", {"a": torch.zeros(1), "b": Malicious()})
+    with pytest.raises(ModelError, match="holds more than tensors, which is never loaded"):
+        open_source(path)
+
+
+def rewritten(path: Path, change: dict[str, bytes | None], compression: int = zipfile.ZIP_STORED) -> Path:
+    """Write the archive anew with some records' contents changed, or left out."""
+    other = path.with_name(f"{len(list(path.parent.iterdir()))}.pth")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w", compression) as new:
+        for record in old.infolist():
+            name = record.filename.partition("/")[2]
+            data = change.get(name, old.read(record))
+            if data is not None:
+                new.writestr(record.filename, data)
+        for name in change.keys() - {record.filename.partition("/")[2] for record in old.infolist()}:
+            new.writestr(f"{old.infolist()[0].filename.partition('/')[0]}/{name}", change[name] or b"")
+    return other
+
+
+def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pth", {"a": torch.arange(100.0), "b": torch.ones(3)})
+    whole = path.read_bytes()
+    cases = {
+        "lies outside of its storage": rewritten(path, {"data/0": bytes(40)}),
+        "another byte order": rewritten(path, {"byteorder": b"big"}),
+        "is compressed": rewritten(path, {}, zipfile.ZIP_DEFLATED),
+        "TorchScript": rewritten(path, {"constants.pkl": b""}),
+        "data/0": rewritten(path, {"data/0": None}),
+    }
+    for words, broken in cases.items():
+        with pytest.raises(ModelError, match=words) as caught:
+            open_source(broken)
+        assert broken.name in str(caught.value) and "\n" not in str(caught.value)
+    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match=r"m\.pth"):
+            open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([torch.zeros(1)], "holds no state dict"),
+        ({"a": torch.zeros(1), "b": 3}, "holds no state dict"),
+        ({"a": torch.zeros(2, dtype=torch.complex64)}, "complex64"),
+        ({"a": torch.eye(2).to_sparse()}, "cannot be read as tensors"),
+        ({"a": torch.zeros(2, device="meta")}, "no bytes of its own"),
+        ({"trained": {}, "identity": {}, "progress": {}}, "checkpoint of hapi-train"),
+    ],
+)
+def test_what_is_no_state_dict_of_plain_tensors_is_refused(tmp_path: Path, value: Any, words: str) -> None:
+    path = saved(tmp_path / "m.pth", value)
+    with pytest.raises(ModelError, match=words) as caught:
+        open_source(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    for number, data in enumerate((b"", b"hello", pickle.dumps({"a": 1}), io.BytesIO().getvalue())):
+        path = tmp_path / f"{number}.pth"
+        path.write_bytes(data)
+        with pytest.raises(ModelError, match=path.name):
+            open_source(path)
