@@ -25,10 +25,12 @@ from hapi.errors import HapiError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
+from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.manifest import _checksum
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.push import push
+from hapi.repository.structure_key import structure_key
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
@@ -110,14 +112,22 @@ def change_index(files: Files, rng: random.Random) -> None:
 
 
 def change_model(files: Files, rng: random.Random) -> None:
-    """The places and forms of the tensors that are read first, or anything."""
+    """The places or the forms of the tensors that are read first, or anything."""
     document = json.loads(files[MODEL])
-    if rng.random() < 0.5:
-        first = list(document["tensors"])[:3]
-        for name in first:
-            document["tensors"][name] = changed(document["tensors"][name], rng)
+    (key,) = (key for key in files if key.startswith("repository/structures/"))
+    structure, kind = json.loads(files[key]), rng.random()
+    if kind < 0.3:
+        document["tensors"][:3] = [changed(tensor, rng) for tensor in document["tensors"][:3]]
+    elif kind < 0.6:
+        structure["tensors"][:3] = [changed(form, rng) for form in structure["tensors"][:3]]
+    elif kind < 0.8:
+        structure = changed(structure, rng)
     else:
         document = changed(document, rng)
+    if kind < 0.8:  # as a liar's would, its digest fits
+        text = json.dumps(structure).encode()
+        document["structure"] = content_digest(text)
+        files[structure_key(document["structure"])] = text
     document["checksum"] = _checksum({key: value for key, value in document.items() if key != "checksum"})
     files[MODEL] = json.dumps(document).encode()
 
@@ -206,6 +216,8 @@ def test_changed_stores_are_listed(
         files = dict(bases[seed % 3])
         (change_model if seed % 3 == 2 else change_manifest)(files, random.Random(seed))
         name = MODEL if seed % 3 == 2 else MANIFEST
+        for key in files.keys() - bases[seed % 3].keys():
+            store.put(key, files[key])
         store.put(name.replace("/m/", f"/m{seed}/").replace("/d/", f"/d{seed}/"), files[name])
     for address in ("", "/d0", "/m2"):
         for flag in ([], ["--json"]):

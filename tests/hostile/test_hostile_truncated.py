@@ -115,9 +115,9 @@ def test_weights(folder: Path, running: ServerProcess) -> None:
     assert ask(running, TENSORS, known.tensors()).status == 200
     shorten(folder, "repository/packs/*.safetensors")
     check_problem(
-        ask(running, TENSORS, known.tensors()), 500, "'pushed'", "push the model again with --repair"
+        ask(running, TENSORS, known.tensors()), 500, "'pushed@1'", "push the model again with --repair"
     )
-    check_problem(ask(running, EXTRACT, document), 500, "'net'", "push the model again with --repair")
+    check_problem(ask(running, EXTRACT, document), 500, "'net@1'", "push the model again with --repair")
     others_go_on(running, known)
     push(store, "net", model, SPEC, repair=True)
     push(store, "pushed", pushed_model(), PUSHED_SPEC, repair=True)

@@ -280,13 +280,13 @@ def test_many_threads_at_once(bench: Bench, base: LayeredModel, other: LayeredMo
     manifests = [open_model(bench.store, n).manifest for n in names[:3]]
     for entry in manifests[0].tensors.values():
         if entry.nbytes > 64 << 10:
-            places = [(m.weights_key, m.tensors[entry.name]) for m in manifests]
-            same = [(key, e) for key, e in places if e.digest == entry.digest]
+            entries = [m.tensors[entry.name] for m in manifests]
+            same = {(e.pack, e.start, e.stop) for e in entries if e.digest == entry.digest}
             read = [
                 r
                 for r in bench.store.ranges
-                for key, e in same
-                if r[0] == key and r[1] < e.stop and e.start < r[2]
+                for key, start, stop in same
+                if r[0] == key and r[1] < stop and start < r[2]
             ]
             assert len(read) <= 1, entry.name
 
