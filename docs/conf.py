@@ -44,6 +44,7 @@ CONTENTS = {
 :caption: Use
 
 docs/training
+docs/models
 docs/operations
 docs/caching
 deploy/README

@@ -20,6 +20,7 @@ MISTAKES = {
     "a page that is not there": ("README.md", "[x](docs/gone.md)", r"README.*docs/gone\.md"),
     "a heading that is not there": (
         "docs/training.md",
+        "docs/models.md",
         "[x](operations.md#gone)",
         r"training.*operations.*gone",
     ),

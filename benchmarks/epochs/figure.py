@@ -61,7 +61,7 @@ def _epochs(axes: Axes, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     longest = max(max(row.first_seconds, row.later_seconds or 0.0) for row in rows)
     _finish(axes, longest, "seconds of an epoch")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=2)
 
 
 def _jobs(axes: Axes, rows: Sequence[Row], count: int) -> None:
@@ -70,7 +70,7 @@ def _jobs(axes: Axes, rows: Sequence[Row], count: int) -> None:
         colour = COLOURS["chosen"] if row.way == "hapi" else COLOURS["server"]
         _bar(axes, place, row.seconds, colour, None, height=0.62)
     computed = any(row.computed for row in rows)
-    title = f"a job of {count} epochs" + (", later ones computed from those run" if computed else "")
+    title = f"a job of {count} epochs" + (" (computed)" if computed else "")
     _finish(axes, max(row.seconds for row in rows), title)
 
 
@@ -85,8 +85,11 @@ def _bar(
 
 
 def _finish(axes: Axes, longest: float, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlim(0, longest * _ROOM)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
     axes.set_title(title)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")

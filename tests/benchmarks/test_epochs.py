@@ -141,7 +141,7 @@ def test_the_figure(tmp_path: Path) -> None:
     rows = rows_of(records, (1, 30), PRICES)
     draw(rows, str(tmp_path / "found.svg"), "solar cells")
     text = (tmp_path / "found.svg").read_text()
-    assert "a job of 30 epochs, later ones computed" in text and "extract once by hand" in text
+    assert "a job of 30 epochs (computed)" in text and "extract once by hand" in text
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from hapi.arrays import IntArray
 from hapi.cache.code_version import libraries_text
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
@@ -192,6 +195,31 @@ class Keeping(Closing):
             self.cut, self._part = reuse.cut, reuse.choice.limit
             for cache in self._features.values():
                 cache.codec.follow(reuse.codec)
+
+    def left_over(
+        self, source: PassFeatures, epoch: int, planned: Sequence[IntArray], reuse: ReusePlan | None
+    ) -> IntArray:
+        """Return training samples to compute for the cache alone: ``--drop-last`` left them out of ``epoch``, and a
+        later one would ask for them batch by batch, each in a forward pass of its own.
+
+        Args:
+            source: the epoch's features.
+            epoch: number from 0, at its end.
+            planned: sample ids of all its batches.
+            reuse: the present choice of what is kept in later epochs; None without one.
+
+        Returns:
+            int64 [n], ascending; none when they are kept already, or are not worth keeping.
+        """
+        context, part = self._job_context, source.part
+        worth = self.fills and source.cache.admits and epoch + (context.views or 1) < self._settings.epochs
+        if reuse is not None and not self._always:
+            worth = worth and reuse.mode == "keep here" and reuse.cut == source.cut
+            part = min(part, reuse.choice.limit)
+        if not worth or not self._settings.drop_last or context.order.trainers > 1:
+            return np.empty(0, dtype=np.int64)
+        ids: IntArray = np.setdiff1d(context.training_ids, np.concatenate(planned), assume_unique=True)
+        return ids[in_part(ids, part) & ~source.cache.held(ids)]
 
     def training_features(self) -> Mapping[int, FeatureCache]:
         """Return the cache of the training samples' features by its cut; none where they may not be kept."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hapi.arrays import IntArray
@@ -19,15 +21,16 @@ from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.incoming import Incoming
+from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import LinkMeter, Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Batch
 from hapi.client.loading.wire_codecs import WireCodecs
-from hapi.client.memory import MemoryBudget
+from hapi.client.memory import EVEN_ROWS, MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter
-from hapi.client.planning.split_source import Splits
+from hapi.client.planning.split_source import Fixed, Splits
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.soundness import check_exactly_once
@@ -56,7 +59,8 @@ class Passes:
     ) -> None:
         """Use a session's parts, which it closes itself."""
         self._settings, self._tracer, self._meter = settings, tracer, meter
-        self._servers, self._device = job_context.servers, job_context.device
+        self._job_context, self._servers = job_context, job_context.servers
+        self._device = job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
         self._codecs, self._buffers, self._learned = codecs, buffers, Learned()
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
@@ -99,6 +103,7 @@ class Passes:
             self._keeping.follow(None if self._planning is None else self._planning.reuse)
         if self._recheck is not None:
             self._recheck.begin(planned)
+        source: PassFeatures | None = None
         while first + len(delivered) < len(planned):
             try:
                 source = self._keeping.source(report.kept, epoch, validation=validation)
@@ -114,6 +119,8 @@ class Passes:
             except ServerLeftError:
                 self._keeping.distrust()
         check_exactly_once(planned[first:], delivered)
+        if not validation:
+            self._keep_left_over(source, epoch, planned, report)
         self._keeping.flush()
 
     def _prefetched(
@@ -184,11 +191,14 @@ class Passes:
         source: PassFeatures | None,
     ) -> Incoming:
         return Incoming(
-            lambda number: self._codecs.encoded(splits.open(begin + number).at(self._settings.seed, epoch)),
+            lambda number: self._job(splits, begin + number, epoch),
             planned[begin:],
             source,
             lambda: self._loading(splits, report, source),
         )
+
+    def _job(self, splits: Splits, number: int, epoch: int) -> ExtractionJob:
+        return self._codecs.encoded(splits.open(number).at(self._settings.seed, epoch))
 
     def _loading(self, splits: Splits, report: PassReport, source: PassFeatures | None) -> PassLoading:
         settings, planning = self._settings, self._planning
@@ -224,6 +234,52 @@ class Passes:
         if source is not None and computed is not None:
             finish(self._device)
             self._keeping.keep(source, computed, self.report.times())
+
+    def _keep_left_over(
+        self, source: PassFeatures | None, epoch: int, planned: Sequence[IntArray], report: PassReport
+    ) -> None:
+        """Ask for the samples that ``epoch`` left out, at once and for the cache alone.
+
+        Where memory is short they are left to the epochs that use them.
+        """
+        planning = self._planning
+        split = self._job_context.split if planning is None else planning.split
+        if source is None or split > source.cut:
+            return
+        ids = self._keeping.left_over(source, epoch, planned, None if planning is None else planning.reuse)
+        if not len(ids):
+            return
+        # Samples that are kept make up for a forward pass that would be small.
+        more = -(len(ids) % self._settings.request_size) % EVEN_ROWS
+        batch = np.concatenate([ids, *planned[:more]])[: len(ids) + more]
+        began = time.monotonic()
+        try:
+            self._compute(Fixed(self._job_context, split), epoch, batch, source, report)
+        except DeviceMemoryError:
+            return
+        except ServerLeftError:
+            self._keeping.distrust()
+        finally:
+            report.seconds += time.monotonic() - began
+
+    def _compute(
+        self, splits: Splits, epoch: int, ids: IntArray, source: PassFeatures, report: PassReport
+    ) -> None:
+        """Compute features of samples ``ids``, and keep those that are new."""
+        if self._recheck is not None:
+            self._recheck.begin([ids])
+        means = replace(self._loading(splits, report, source), movable=lambda split: True)
+        window = Incoming(lambda number: self._job(splits, number, epoch), [ids], source, lambda: means)
+        try:
+            for batch in window:
+                if self._recheck is not None:
+                    self._recheck.check(0, batch)
+                with report.client.running(), self._tracer.span("left over", "client", samples=len(ids)):
+                    assembled = self._assembly.assemble(batch, source, Meter(self._device), keep=True)
+                    self._keep(source, assembled.computed)
+        finally:
+            window.close()
+            finish(self._device)
 
     @staticmethod
     def _tell(splits: Splits, meter: Meter, number: int, asked: _Asked, link: LinkMeter, seen: float) -> None:
