@@ -46,6 +46,7 @@ LAZY_LOADERS = {"lazy_torchvision.py"}
 PLANNERS = (
     "codecs/choose.py",
     "data/epoch_order.py",
+    "repository/loading/plan.py",
     "data/transforms/random_params.py",
     "server/batching/policies.py",
     "server/batching/throughput_curve.py",

@@ -4,7 +4,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import is_file, with_seed
 from hapi.repository.entries import TensorEntry
+from hapi.repository.loading.load import Loaded, verified
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
@@ -154,7 +155,7 @@ def _pushed(
     layered = pushed.layered(num_classes=classes, head_seed=seed, input_shape=shape, allow_import=allowed)
     _check_forms(pushed, layered)
 
-    def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:
+    def fetch(entries: Sequence[TensorEntry]) -> Iterable[Loaded]:
         for start in range(0, len(entries), messages.MAX_SAMPLES):
             yield from _fetch(servers, pushed, entries[start : start + messages.MAX_SAMPLES])
 
@@ -205,16 +206,18 @@ def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:
             )
 
 
-def _fetch(
-    servers: ServerPool, pushed: PushedModel, entries: Sequence[TensorEntry]
-) -> list[tuple[str, memoryview]]:
-    """The raw bytes of ``entries`` from any server, each received straight into memory of its own."""
+def _fetch(servers: ServerPool, pushed: PushedModel, entries: Sequence[TensorEntry]) -> Iterator[Loaded]:
+    """The tensors of ``entries`` from any server, each received straight into memory of its own.
+
+    Features are kept under the digests that the server says, so each digest is verified.
+    """
     if not entries:
-        return []
+        return
     request = messages.TensorsRequest(
         name=pushed.reference, digest=pushed.digest, names=tuple(e.name for e in entries)
     )
-    buffers = [tensor_bytes(torch.empty(e.nbytes, dtype=torch.uint8)) for e in entries]
+    memory = [torch.empty(e.nbytes, dtype=torch.uint8) for e in entries]
+    buffers = [tensor_bytes(raw) for raw in memory]
 
     def receive(reader: FrameReader) -> None:
         """Read the answer's frames, one for each tensor, into the buffers in their order."""
@@ -239,4 +242,5 @@ def _fetch(
         transport.stream(messages.TENSORS_PATH, request.to_json(), receive)
 
     servers.run(attempt, provider_of=pushed.reference)
-    return [(e.name, b) for e, b in zip(entries, buffers, strict=True)]
+    for entry, raw in zip(entries, memory, strict=True):
+        yield entry, verified(entry, raw, pushed.damaged)

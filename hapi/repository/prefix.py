@@ -15,8 +15,10 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, skeleton
 from hapi.models.zoo.names import is_file
 from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
+from hapi.repository.loading.load import IDENTITY
 from hapi.repository.opening import open_model
 from hapi.repository.pushed import PushedModel
+from hapi.repository.stored import StoredModel
 from hapi.store.base import ObjectStore
 from hapi.wire.references import ModelReference
 
@@ -62,6 +64,21 @@ class PrefixSource(Protocol):
         """Yield tensors ``names``, verified, in any order, on the CPU."""
 
 
+class PushedPrefix:
+    """Weights of a pushed model. Tenants share them by their digest, so that is verified too."""
+
+    def __init__(self, stored: StoredModel) -> None:
+        self._stored = stored
+
+    def key(self, name: str) -> str:
+        """Return the key of a tensor's content."""
+        return self._stored.key(name)
+
+    def read(self, names: Sequence[str]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Yield tensors ``names``, verified, on the CPU."""
+        return self._stored.read(names, IDENTITY)
+
+
 def open_prefix(
     reference: ModelReference,
     split: int,
@@ -92,7 +109,7 @@ def open_prefix(
         model = stored.prefix_structure(reference.input_shape, allow_imports)
         _check_split(model, split, reference)
         _check_digest(model, split, reference)  # before anything is read
-        return model, stored
+        return model, PushedPrefix(stored)
     spec = spec_of(reference)
     builds = builds or BuiltModels(kept=0)
     _check_split(skeleton(spec, allow_imports), split, reference)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,20 +11,20 @@ from hapi.errors import (
     ConflictError,
     DataError,
 )
-from hapi.models.graph.digest import content_digest
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.numbering import Layer
 from hapi.models.zoo.architectures import ImportRule
 from hapi.models.zoo.build import ModelSpec, architecture_of, build, layers_of, skeleton
 from hapi.models.zoo.head import find_head, resize_head, retarget
-from hapi.repository.entries import DTYPES, TensorEntry
+from hapi.repository.entries import TensorEntry
+from hapi.repository.loading.load import Loaded
 from hapi.repository.manifest import ModelManifest
 
 REMEDY = "push the model again with --repair"
 """Advice that repairs damaged tensors."""
 
-Fetch = Callable[[Sequence[TensorEntry]], Iterable[tuple[str, memoryview]]]
-"""Reads tensors: yields (name, raw bytes) for each entry, in any order."""
+Fetch = Callable[[Sequence[TensorEntry]], Iterable[Loaded]]
+"""Reads tensors: yields each entry with its tensor, verified."""
 
 
 class PushedModel:
@@ -163,25 +163,24 @@ class PushedModel:
         entries = {name: self._pushed(name) for name in wanted}
         return [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
 
-    def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:
-        """Load the weights of layers ``start + 1`` to ``stop`` with ``fetch``.
+    def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int) -> int:
+        """Load the weights of layers ``start + 1`` to ``stop`` with ``fetch``: all of them, or none after an error.
 
         Args:
             fetch: reads the tensors.
             model: from :meth:`layered`; its tensors are replaced.
             start: number of layers before the first one to load.
             stop: last layer to load.
-            device: torch device of the loaded tensors.
 
         Returns:
-            The bytes read.
+            Bytes of the tensors that were loaded.
 
         Raises:
             DataError: a tensor is damaged; the message names it.
         """
         entries = self.entries(model, start, stop)
-        for entry, tensor in self.received(fetch, entries):
-            model.assign(entry.name, tensor.to(device), entry.digest)
+        for entry, tensor in self._whole(fetch, entries):
+            model.assign(entry.name, tensor, entry.digest)
         return sum(entry.nbytes for entry in entries)
 
     def state(
@@ -201,41 +200,20 @@ class PushedModel:
         stored = {name: model.tensors.first_name(name) for name in names}
         held = self.manifest.tensors.keys() - model.fresh
         wanted = [self.manifest.tensors[n] for n in dict.fromkeys(stored.values()) if n in held]
-        found = {entry.name: tensor for entry, tensor in self.received(fetch, wanted)}
+        found = {entry.name: tensor for entry, tensor in self._whole(fetch, wanted)}
         if len(found) < len(set(stored.values())):
             spec = replace(self.spec, num_classes=model.output_shapes()[-1][0], input_shape=model.input_shape)
             first = build(replace(spec, weights="random:0"), allow_import=allow_import).tensors
             found = {n: first.get(n).detach() for n in stored.values() if n not in held} | found
         return {name: found[stored[name]] for name in names}
 
-    def received(
-        self, fetch: Fetch, entries: Sequence[TensorEntry]
-    ) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
-        """Yield the verified tensors of ``entries`` from ``fetch``, on the CPU, each in memory of its own."""
-        by_name = {entry.name: entry for entry in entries}
-        for name, data in fetch(entries):
-            entry = by_name.pop(name, None)
-            if entry is None:
-                raise DataError(f"model {self.name!r}: tensor {name[:80]!r} came without being asked for")
-            yield entry, self._tensor(entry, data)
-        if by_name:
-            raise DataError(f"model {self.name!r}: tensor {next(iter(by_name))!r} did not come")
-
-    def _tensor(self, entry: TensorEntry, data: memoryview) -> torch.Tensor:
-        self.verify(entry, data)
-        if not entry.nbytes:
-            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        raw = torch.frombuffer(data, dtype=torch.uint8)
-        if raw.data_ptr() % 64 or memoryview(data.obj).nbytes != data.nbytes:
-            raw = (
-                raw.clone()
-            )  # out of a buffer that it shares with its neighbours, and would keep from being freed
-        return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
-
-    def verify(self, entry: TensorEntry, data: memoryview) -> None:
-        """Raise :class:`DataError` unless ``data`` is the content of ``entry``."""
-        if data.nbytes != entry.nbytes or content_digest(data) != entry.digest:
-            raise self.damaged(entry)
+    def _whole(self, fetch: Fetch, entries: Sequence[TensorEntry]) -> list[Loaded]:
+        """All tensors of ``entries``: a part of a model is no model."""
+        found = list(fetch(entries))
+        missing = {entry.name for entry in entries} - {entry.name for entry, _ in found}
+        if missing:
+            raise DataError(f"model {self.name!r}: tensor {min(missing)!r} did not come")
+        return found
 
     def damaged(self, entry: TensorEntry) -> DataError:
         """Return the error for stored bytes that are not the content of ``entry``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import xxhash
@@ -16,23 +15,15 @@ from hapi.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from hapi.models.graph.digest import ContentDigest, content_key
+from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
 from hapi.repository.entries import DTYPES, TensorEntry
+from hapi.repository.loading.load import CHECKSUM, Loaded, load
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.pushed import REMEDY, PushedModel
 from hapi.store.base import ObjectStore
 from hapi.wire.frames import TensorSpec
-
-_GROUP_BYTES = 8 << 20
-"""Neighbouring tensors are read together up to this size (facts: ranges of 4 MiB and more are worth a request)."""
-
-_GAP_BYTES = 64 << 10
-"""Unwanted bytes between two tensors that are read over rather than asking the store twice: a store like Swift
-takes about 3 ms a request (facts), in which it sends more than a MiB."""
-
-_READERS = 4
 
 
 class StoredModel(PushedModel):
@@ -52,14 +43,41 @@ class StoredModel(PushedModel):
             device: torch device of the loaded tensors.
 
         Returns:
-            The bytes read.
+            Bytes of the tensors that were loaded.
         """
-        return self.load_from(self.fetch, model, start, stop, str(device))
+        return self.load_from(lambda entries: self.tensors(entries, device), model, start, stop)
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors ``names``, verified, in any order; neighbours are read together."""
-        for entry, tensor in self.received(self.fetch, [self._entry(name) for name in names]):
+    def read(self, names: Iterable[str], verify: str = CHECKSUM) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors ``names`` in their order, each verified and in memory of its own.
+
+        Args:
+            names: of the tensors.
+            verify: "checksum" or "identity" (:func:`hapi.repository.loading.load.load`).
+        """
+        for entry, tensor in self.tensors([self._entry(name) for name in names], verify=verify):
             yield entry.name, tensor
+
+    def tensors(
+        self, entries: Sequence[TensorEntry], device: str | torch.device = "cpu", *, verify: str = CHECKSUM
+    ) -> Iterator[Loaded]:
+        """Yield the tensors of ``entries`` in their order; what was packed anew meanwhile is read from there.
+
+        Args:
+            entries: of the manifest.
+            device: torch device of the tensors.
+            verify: "checksum" or "identity" (:func:`hapi.repository.loading.load.load`).
+        """
+        missing = list(reversed(entries))
+        try:
+            for loaded in load(self.store, entries, device, verify=verify, damaged=self.damaged):
+                missing.pop()
+                yield loaded
+            return
+        except StoreUnavailableError:
+            raise
+        except (NotFoundError, StoreError) as error:
+            now = self._moved(error, missing[::-1])
+        yield from load(self.store, now, device, verify=verify, damaged=self.damaged)
 
     def key(self, name: str) -> str:
         """Key of stored tensor ``name``'s content."""
@@ -74,10 +92,8 @@ class StoredModel(PushedModel):
 
     def read_tensor(self, name: str) -> memoryview:
         """Return the bytes of one stored tensor, verified."""
-        entry = self._entry(name)
-        ((_, data),) = self._read_group([entry])
-        self.verify(entry, data)
-        return data
+        ((_, tensor),) = self.tensors([self._entry(name)])
+        return tensor_bytes(tensor)
 
     def read_part(self, name: str, start: int, out: memoryview) -> None:
         """Read the bytes of tensor ``name`` from ``start`` on into ``out``; the caller checks them
@@ -103,15 +119,14 @@ class StoredModel(PushedModel):
         Returns:
             The tensor's xxh3-64.
         """
-        entry, found, own = self._entry(name), xxhash.xxh3_64(), ContentDigest()
+        entry, found = self._entry(name), xxhash.xxh3_64()
         buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
         for start in range(0, entry.nbytes, piece_bytes):
             step()
             part = buffer[: min(piece_bytes, entry.nbytes - start)]
             self.read_part(name, start, part)
             found.update(part)
-            own.update(part)
-        if own.hexdigest() != entry.digest:
+        if found.hexdigest() != entry.checksum:
             raise self.damaged(entry)
         return found.intdigest()
 
@@ -120,36 +135,6 @@ class StoredModel(PushedModel):
         if entry is None:
             raise NotFoundError(f"model {self.name!r} has no tensor {name[:80]!r}")
         return entry
-
-    def fetch(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, memoryview]]:
-        """Yield the name and the raw bytes of each of ``entries``, in any order."""
-        groups = _groups(entries)
-        if len(groups) < 2:
-            for group in groups:
-                yield from self._read_group(group)
-            return
-        with ThreadPoolExecutor(min(_READERS, len(groups)), thread_name_prefix="hapi-weights") as readers:
-            for parts in readers.map(self._read_group, groups):
-                yield from parts
-
-    def _read_group(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
-        try:
-            return self._read_from(group)
-        except StoreUnavailableError:
-            raise
-        except (NotFoundError, StoreError) as error:
-            now = self._moved(error, group)
-        return [pair for entry in now for pair in self._read_from([entry])]
-
-    def _read_from(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
-        key, start, stop = group[0].pack, group[0].start, max(entry.stop for entry in group)
-        if stop - start > _GROUP_BYTES and self.store.size(key) < stop:  # before that much memory is taken
-            raise StoreError(f"{self.store.url}/{key} ends before byte {stop}")
-        # torch's allocator aligns to 64 bytes, so that a tensor alone in its group is used where it lies.
-        buffer = tensor_bytes(torch.empty(stop - start, dtype=torch.uint8))
-        if stop > start:
-            self.store.read_into(key, start, buffer)
-        return [(entry.name, buffer[entry.start - start : entry.stop - start]) for entry in group]
 
     def _moved(self, error: HapiError, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
         """Where the tensors are now, after ``error`` of reading them: a collection may have packed them anew.
@@ -171,36 +156,26 @@ class StoredModel(PushedModel):
         if [(e.pack, e.start) for e in found] != [(e.pack, e.start) for e in entries]:
             self.manifest = now
             return found
-        key, stop = entries[0].pack, max(entry.stop for entry in entries)
-        try:
-            size = self.store.size(key)
-        except NotFoundError:
-            size = 0
-        if size < stop:
-            raise DataError(
-                f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {stop} or more are needed;"
-                f" {REMEDY}"
-            ) from error
+        ends: dict[str, int] = {}
+        for entry in entries:
+            ends[entry.pack] = max(entry.stop, ends.get(entry.pack, 0))
+        for key, stop in ends.items():
+            size = self._size(key)
+            if size < stop:
+                raise DataError(
+                    f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {stop} or more are needed;"
+                    f" {REMEDY}"
+                ) from error
         raise error
+
+    def _size(self, key: str) -> int:
+        try:
+            return self.store.size(key)
+        except NotFoundError:
+            return 0
 
     def _manifest_now(self) -> ModelManifest:
         key = self.manifest.key
         return ModelManifest.from_bytes(
             self.store.get(key), self.manifest.structure, f"{self.store.url}/{key}"
         )
-
-
-def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
-    """Neighbours in the file together, up to the group's size; a large tensor is a group of its own.
-
-    Neighbours may have a little between them that nobody asked for.
-    """
-    groups: list[list[TensorEntry]] = []
-    for entry in sorted(entries, key=lambda e: (e.pack, e.start)):
-        last = groups[-1] if groups else None
-        adjacent = last and last[-1].pack == entry.pack and entry.start - last[-1].stop <= _GAP_BYTES
-        if last and adjacent and entry.stop - last[0].start <= _GROUP_BYTES:
-            last.append(entry)
-        else:
-            groups.append([entry])
-    return groups

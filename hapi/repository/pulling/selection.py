@@ -87,7 +87,7 @@ def whole(stored: StoredModel) -> FileContent:
     names = list(model.module.state_dict())
     homes = {name: model.tensors.first_name(name) for name in names}
     unread = [name for name in names if homes[name] not in manifest.tensors]
-    values = stored.state(stored.fetch, model, unread, allow_import=True)
+    values = stored.state(stored.tensors, model, unread, allow_import=True)
     tensors = [FileTensor(name, manifest.tensors.get(homes[name]), values.get(name)) for name in names]
     digest = state_digest({t.name: (t.dtype, t.shape, t.digest) for t in tensors})
     return _content(tensors, {**_PLAIN, **card_of(manifest).to_metadata(), "digest": json.dumps(digest)})

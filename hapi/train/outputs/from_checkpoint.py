@@ -191,7 +191,7 @@ def _stored(card: ModelCard, store: str) -> Reader:
         layered = stored.layered(
             num_classes=spec.num_classes, input_shape=spec.input_shape, allow_import=True
         )
-        return stored.state(stored.fetch, layered, names, allow_import=True)
+        return stored.state(stored.tensors, layered, names, allow_import=True)
 
     return read
 
