@@ -98,8 +98,12 @@ class Service:
             settings, self.workers, self.account, self._loaders, self.decoders, self.host, self.sharing
         )
         self._stored = StoredBytes(self.account, self._loaders, self.host)
-        self._pack_loaders = self.watch.threads(STREAMS + 1, "hapi-pack-read", of_slots=True)
-        self.packs = PackStreams(self.providers.packs, self.providers.own, self.account, self._pack_loaders)
+        self.packs = PackStreams(
+            self.providers.packs,
+            self.providers.own,
+            self.account,
+            lambda name: self.watch.threads(STREAMS + 1, name, of_slots=True),
+        )
         try:
             self.decoders.wait()
         except BaseException:
@@ -123,7 +127,7 @@ class Service:
         """Stop the threads; streams under way end with an error."""
         self.watch.close()
         self._loaders.close()
-        self._pack_loaders.close()
+        self.packs.close()
         self.providers.close()
         self.decoders.close()
         self.workers.close()

@@ -123,7 +123,7 @@ class Application:
     @property
     def running(self) -> int:
         """Requests that hold a slot."""
-        return self.admission.running + self.packs.admission.running
+        return self.admission.running + self.packs.running
 
     def runner(self) -> WebRunner:
         """Return aiohttp's runner of it."""

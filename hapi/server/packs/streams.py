@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from hapi.errors import StoreError
@@ -16,14 +17,14 @@ from hapi.server.frame_stream import FileRange, Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
 from hapi.store.base import ObjectStore
 
-STREAMS = 8
-"""Packs sent at a time. They have slots of their own: a request that holds one of the others may wait for a pack of
-another server, whose slots may wait for one of this."""
+STREAMS = 6
+"""Packs sent at a time to clients, and as many to other servers. Both have slots and threads of their own: whoever
+holds one of another kind may wait for a pack of another server, which must not wait for this one in turn."""
 PIECE_BYTES = 2 << 20
 """Bytes read at a time where there is no file."""
 FILE_BYTES = 32 << 20
 """Bytes handed to the kernel at a time where there is one."""
-STREAM_MEMORY = STREAMS * 3 * PIECE_BYTES
+STREAM_MEMORY = 2 * STREAMS * 3 * PIECE_BYTES
 """Bytes of all streams together: of each a piece that is sent, one that is ready, one that is read."""
 SIZES_KEPT = 4096
 
@@ -31,20 +32,27 @@ SIZES_KEPT = 4096
 class PackStreams:
     """Reads packs for answers; thread-safe, every method may block."""
 
-    def __init__(self, store: ObjectStore, own: ObjectStore, account: Account, loaders: Threads) -> None:
+    def __init__(
+        self, store: ObjectStore, own: ObjectStore, account: Account, threads: Callable[[str], Threads]
+    ) -> None:
         """Read packs.
 
         Args:
             store: for a client; may ask other servers.
             own: for another server; asks none.
             account: of the server.
-            loaders: threads that read ahead.
+            threads: makes a pool of a name, for reading ahead.
         """
         self._stores = {False: store, True: own}
         self._account = account
-        self._loaders = loaders
+        self._loaders = {False: threads("hapi-pack-read"), True: threads("hapi-peer-read")}
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        for loaders in self._loaders.values():
+            loaders.close()
 
     def size(self, pack: str) -> int:
         """Return the bytes of a pack; ``NotFoundError`` for an unknown id."""
@@ -76,7 +84,9 @@ class PackStreams:
         with ExitStack() as resources:
             descriptor = store.open_file(key) if plain else None
             if descriptor is None:
-                frames = self._read(store, key, start, stop, context)
+                frames = self._read(
+                    store, self._loaders[peer], key, range(start, stop, PIECE_BYTES), stop, context
+                )
             else:
                 resources.callback(os.close, descriptor)
                 if os.fstat(descriptor).st_size < stop:
@@ -84,7 +94,15 @@ class PackStreams:
                 frames = _of_file(descriptor, start, stop)
             return FrameStream(context, stop - start, frames, samples=0, resources=resources.pop_all())
 
-    def _read(self, store: ObjectStore, key: str, start: int, stop: int, context: RequestContext) -> Frames:
+    def _read(
+        self,
+        store: ObjectStore,
+        loaders: Threads,
+        key: str,
+        starts: range,
+        stop: int,
+        context: RequestContext,
+    ) -> Frames:
         def load(at: int) -> memoryview:
             piece = memoryview(bytearray(min(PIECE_BYTES, stop - at)))
             with self._account.busy.running(), context.clock.stage("read"):
@@ -92,8 +110,7 @@ class PackStreams:
                 store.read_into(key, at, piece)
             return piece
 
-        starts = range(start, stop, PIECE_BYTES)
-        with Prefetcher(self._loaders, load, starts, context.interest) as pieces:
+        with Prefetcher(loaders, load, starts, context.interest) as pieces:
             for piece in pieces:
                 yield [piece]
 

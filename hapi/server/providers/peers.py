@@ -93,7 +93,8 @@ class Peers:
             self._failed(peer, error)
             return False
         with peer.lock:
-            peer.failures, peer.well_at = 0, 0.0
+            if peer.well_at <= self._clock():  # it did not fail another read meanwhile
+                peer.failures = 0
         return True
 
     def leave(self, url: str) -> None:

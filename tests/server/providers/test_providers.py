@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -231,6 +232,24 @@ def test_a_provider_that_sent_wrong_bytes_is_not_believed_again(store: Store) ->
         requests = len(lying.requests)
         assert read(packs, PACKS[1], 0, 1000) == DATA[:1000]
         assert len(lying.requests) == requests
+
+
+def test_a_read_that_ends_well_later_forgives_nothing(store: Store) -> None:
+    """Of two reads at once one finds wrong bytes: the other one's end does not make the server well."""
+    left = threading.Event()
+
+    def late(connection: socket.socket, request: bytes) -> bool:
+        left.wait(20)
+        return other_bytes(connection, request)
+
+    with serving(late) as lying, reader_of(store, [lying.url]) as packs:
+        reading = threading.Thread(target=read, args=(packs, PACKS[0]))
+        reading.start()
+        until(lambda: lying.requests, 20, "the request")
+        packs._peers.leave(lying.url)
+        left.set()
+        reading.join(20)
+        assert not packs._peers.to_ask(PACKS[1])
 
 
 def test_what_a_server_provides_is_kept_and_given_to_others(store: Store) -> None:
