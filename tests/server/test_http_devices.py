@@ -258,25 +258,23 @@ def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytes
 
 def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every so often while nothing runs, and not while something does."""
-    admission = SimpleNamespace(running=1)
+    application: Any = SimpleNamespace(running=1)
     workers = SimpleNamespace(usable=True)
     given: list[int] = []
     monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.01)
     monkeypatch.setattr("hapi.server.lifecycle.run.IDLE_SECONDS", 0.03)
     monkeypatch.setattr(
-        "hapi.server.lifecycle.run.give_back_freed_memory", lambda: given.append(admission.running)
+        "hapi.server.lifecycle.run.give_back_freed_memory", lambda: given.append(application.running)
     )
     looks = Threads(1, "test")
-    application: Any = SimpleNamespace(
-        admission=admission, service=SimpleNamespace(workers=workers), status_threads=looks
-    )
+    application.service, application.status_threads = SimpleNamespace(workers=workers), looks
 
     async def live() -> None:
         stop = asyncio.Event()
         served = asyncio.create_task(run._stopped(application, stop))
         await asyncio.sleep(0.2)
         assert not given
-        admission.running = 0
+        application.running = 0
         while len(given) < 2:
             await asyncio.sleep(0.01)
         stop.set()

@@ -47,7 +47,7 @@ def test_a_sound_store_is_read_whole(own: Path) -> None:
     scrub = Scrub(LocalStore(own), FAST)
     passed(scrub)
     stored = sum(path.stat().st_size for path in own.rglob("shard-*.bin"))
-    weights = sum(path.stat().st_size for path in own.rglob("weights.safetensors"))
+    weights = sum(path.stat().st_size for path in own.rglob("packs/*.safetensors"))
     assert stored < scrub.bytes <= stored + weights
     assert scrub.damaged == {} and scrub.to_json()["findings"] == 0
 
@@ -55,14 +55,14 @@ def test_a_sound_store_is_read_whole(own: Path) -> None:
 def test_damage_is_a_line_and_a_count_until_it_is_mended(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     sound = shutil.copytree(own, own.parent / "sound")
     damage(own, "shard-00001.bin")
-    damage(own, "weights.safetensors")
+    damage(own, "packs/*.safetensors")
     scrub = Scrub(LocalStore(own), FAST)
     passed(scrub)
-    assert scrub.damaged == {"digits": 1, "model:pushed": 1}
+    assert scrub.damaged == {"digits": 1, "model:pushed@1": 1}
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(lines) == 2 and "shard-00001.bin: sample" in lines[0] and "fails its digest" in lines[1]
     shutil.rmtree(own / "datasets")
-    shutil.copytree(sound / "models", own / "models", dirs_exist_ok=True)
+    shutil.copytree(sound / "repository", own / "repository", dirs_exist_ok=True)
     again = Scrub(LocalStore(own), FAST)
     again._damaged = dict(scrub.damaged)
     passed(again)
@@ -135,10 +135,10 @@ def test_a_store_that_fails_is_no_damage_and_no_end(own: Path, caplog: pytest.Lo
                 raise StoreError("the store is down; start it")
             super().read_many(parts, *more)
 
-    damage(own, "weights.safetensors")
+    damage(own, "packs/*.safetensors")
     scrub = Scrub(Failing(own), FAST)
     scrub.start()
-    until(lambda: "model:pushed" in scrub.damaged, 30, "the second one")
+    until(lambda: "model:pushed@1" in scrub.damaged, 30, "the second one")
     scrub.stop()
     scrub.join(10)
     assert "digits" not in scrub.damaged and scrub.last_complete == 0
