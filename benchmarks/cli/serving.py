@@ -167,6 +167,13 @@ def _memory(args: argparse.Namespace) -> Outcome:
     return outcome_of(measure_memory(settings, Path(args.json) if args.json else None, tell))
 
 
+def _residency(args: argparse.Namespace) -> Outcome:
+    from benchmarks.serving.residency import ResidencySettings, measure_residency
+
+    settings = with_given(ResidencySettings(), args, models="model", jobs="jobs", image_size="image_size")
+    return outcome_of(measure_residency(settings, tell))
+
+
 def _gpu(args: argparse.Namespace) -> Outcome:
     from benchmarks.serving.gpu import MODELS, GpuSettings, measure_gpu
 
@@ -263,6 +270,16 @@ BENCHMARKS = (
             image_size("64", 1, 1024),
         ),
         run=_memory,
+    ),
+    Benchmark(
+        name="residency",
+        help="memory of several jobs on one backbone, as threads and as processes, and a second one's wait (Linux)",
+        options=(
+            models("may be repeated (default resnet50, vit_b_16)"),
+            number("--jobs", count(2, 64), "on each backbone", "8"),
+            image_size("224", 32, 1024),
+        ),
+        run=_residency,
     ),
     Benchmark(
         name="gpu",
