@@ -3,8 +3,7 @@
 A model is pushed into a store; each job takes its frozen layers from there, and reads every byte of them. Memory is the
 proportional set size (PSS: a page that n mappings share counts a n-th for each) of all processes, by how much it grew
 since their layers were there without weights, and the part of it that is mappings of shared weights. The same without
-sharing is beside it. Jobs of one process but the first take the weights at once, each in a thread; processes do so one
-after the other.
+sharing is beside it. Jobs take their weights one after the other, those of one process each in a thread of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hapi.errors import HapiError, UsageError
 from hapi.models.shared.place import FOLDER_VARIABLE, MEMORY, VARIABLE
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
-from hapi.repository.repository import push
+from hapi.repository.push import push
 from hapi.store.open import open_store
 
 MEMORY_GOAL, SECONDS_GOAL = 1.05, 0.010
@@ -64,6 +63,8 @@ class ResidencyRow:
     first_read_bytes: int
     later_seconds: tuple[float, ...]
     """Seconds of each further one."""
+    later_cpu_seconds: tuple[float, ...]
+    """Processor seconds of its thread, which other work on the machine disturbs less."""
     later_read_bytes: int
     """Bytes that all further ones read."""
 
@@ -88,8 +89,9 @@ class ResidencyResult:
 
     def table(self) -> list[str]:
         """The figures as lines for a person."""
-        head = f"{'model':10} {'jobs':>4} {'as':9} {'shared':6} {'weights':>8} {'grown':>8} {'first job':>10} {'read':>7}"
-        lines = [f"{head} {'later jobs':>19} {'read':>7}   (MB; ms: median, largest)"]
+        memory = f"{'weights':>8} {'grown':>8}"
+        head = f"{'model':10} {'jobs':>4} {'as':9} {'shared':6} {memory} {'first job':>10} {'read':>7}"
+        lines = [f"{head} {'later jobs':>29} {'read':>7}   (MB; ms: median, largest, processor's median)"]
         lines += [_line(row) for row in self.rows]
         lines += ["", f"over one job (the goal is {MEMORY_GOAL}), weights and growth of all memory:"]
         for row, mapped, grown in self.ratios():
@@ -118,10 +120,13 @@ def _line(row: ResidencyRow) -> str:
     later, read = "", ""
     if row.later_seconds:
         median, largest = statistics.median(row.later_seconds) * 1e3, max(row.later_seconds) * 1e3
-        later, read = f"{median:9.1f} {largest:9.1f}", f"{row.later_read_bytes / 1e6:7.1f}"
+        cpu = statistics.median(row.later_cpu_seconds) * 1e3
+        later, read = f"{median:9.1f} {largest:9.1f} {cpu:9.1f}", f"{row.later_read_bytes / 1e6:7.1f}"
     memory = f"{row.mapped_bytes / 1e6:8.1f} {row.grown_bytes / 1e6:8.1f}"
     first = f"{row.first_seconds * 1e3:10.1f} {row.first_read_bytes / 1e6:7.1f}"
-    return f"{row.model:10} {row.jobs:4} {row.way:9} {_yes(row.shared):6} {memory} {first} {later:>19} {read:>7}"
+    return (
+        f"{row.model:10} {row.jobs:4} {row.way:9} {_yes(row.shared):6} {memory} {first} {later:>29} {read:>7}"
+    )
 
 
 def measure_residency(settings: ResidencySettings, say: Callable[[str], None]) -> ResidencyResult:
@@ -155,10 +160,7 @@ def _measured(store: str, model: str, freeze: int, way: str, shared: bool, jobs:
         folder = Path(memory) / "weights"
         with _started(store, freeze, processes, each, folder if shared else None) as started:
             before = sum(_rollup(process.pid) for process in started)
-            answers = [_answer(started[0], "next")[0]]
-            if each > 1:
-                answers += _answer(started[0], "all")
-            answers += [_answer(process, "next")[0] for process in started[1:]]
+            answers = [_answer(process) for process in started for _ in range(each)]
             grown = sum(_rollup(process.pid) for process in started) - before
             mapped = sum(_mapped(process.pid, folder) for process in started)
     if len({answer["content"] for answer in answers}) > 1:
@@ -169,6 +171,7 @@ def _measured(store: str, model: str, freeze: int, way: str, shared: bool, jobs:
         mapped_bytes=mapped, grown_bytes=grown,
         first_seconds=first["seconds"], first_read_bytes=first["read_bytes"],
         later_seconds=tuple(answer["seconds"] for answer in later),
+        later_cpu_seconds=tuple(answer["cpu_seconds"] for answer in later),
         later_read_bytes=sum(answer["read_bytes"] for answer in later),
     )  # fmt: skip
 
@@ -194,15 +197,16 @@ def _started(
         stop_all(started)
 
 
-def _answer(process: subprocess.Popen[str], line: str) -> list[dict[str, Any]]:
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Let the next job of a process take its weights."""
     if process.stdin is not None:
-        process.stdin.write(line + "\n")
+        process.stdin.write("next\n")
         process.stdin.flush()
     text = _said(process)
     if not text:
         raise HapiError("a job ended before it had its weights")
-    answers: list[dict[str, Any]] = json.loads(text)
-    return answers
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 def _said(process: subprocess.Popen[str]) -> str:

@@ -55,16 +55,17 @@ class FrozenWeights:
     def _take(self, wanted: Sequence[str]) -> None:
         names: dict[str, list[str]] = {}
         forms: dict[str, torch.Tensor] = {}
+        digests: dict[str, str] = {}
         for name in wanted:
-            key = content_key(self._model.digest_of(name), self._model.tensors.get(name))
-            key = rounded_key(self._frozen, name, key)
+            digest = self._model.digest_of(name)
+            key = rounded_key(self._frozen, name, content_key(digest, self._model.tensors.get(name)))
             names.setdefault(key, []).append(name)
             forms[key] = self._frozen.tensors.get(name)
+            digests[key] = digest
         firsts = {key: found[0] for key, found in names.items()}
         for key, tensor in self._shared.take(forms, lambda keys: self._load(keys, firsts)):
             for name in names[key]:
-                digest = self._model.digest_of(name) if self._frozen is self._model else None
-                self._frozen.assign(name, tensor, digest)
+                self._frozen.assign(name, tensor, digests[key] if self._frozen is self._model else None)
                 self._placed.add(name)
 
     def _load(self, keys: Collection[str], names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
