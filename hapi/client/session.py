@@ -35,6 +35,7 @@ from hapi.client.planning.cache_facts import CacheFacts
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
+from hapi.client.planning.warm_up import WarmUp
 from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings
 from hapi.client.transport.server_pool import ServerPool
@@ -98,6 +99,7 @@ class Session(Closing):
         self.keeping = Keeping(settings, job_context, buffers, tracer)
         """Caches of this side."""
         one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
+        self._warm_up = WarmUp(self._servers)
         self.codecs = WireCodecs("none" if one_machine else settings.wire_codec)
         """Encodings of features on the wire."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
@@ -251,7 +253,7 @@ class Session(Closing):
         if planning is None:
             fixed = Fixed(self.job_context, self.split)
             return self._passes.deliver(fixed, start_batch, planned, epoch)
-        splits = Planned(self.job_context, planning, epoch, len(planned))
+        splits = Planned(self.job_context, planning, self._warm_up, epoch, len(planned))
         return self._passes.deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -42,6 +42,7 @@ from hapi.server.settings import ServiceSettings
 from hapi.server.sharing.sharing import make_sharing
 from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
+from hapi.server.warm_up import WarmUps
 from hapi.store.base import ObjectStore
 from hapi.wire import held_out, messages
 from hapi.wire.frames import WIRE_VERSION
@@ -97,6 +98,7 @@ class Service:
         self.extraction = Extraction(
             settings, self.workers, self.account, self._loaders, self.decoders, self.host, self.sharing
         )
+        self.warm_ups = WarmUps(self.workers, self.watch.threads(1, "hapi-warm"), keeps=settings.model_reuse)
         self._stored = StoredBytes(self.account, self._loaders, self.host)
         self.packs = PackStreams(
             self.providers.packs,
@@ -128,6 +130,7 @@ class Service:
         self.watch.close()
         self._loaders.close()
         self.packs.close()
+        self.warm_ups.close()
         self.providers.close()
         self.decoders.close()
         self.workers.close()

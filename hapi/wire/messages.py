@@ -3,6 +3,7 @@
 ``POST /v1/extract``   frozen forward of some samples, a stream of frames
 ``POST /v1/samples``   stored bytes of some samples (split 0), a stream of frames
 ``POST /v1/tensors``   weights of a pushed model by name, a stream of frames
+``POST /v1/warm``   layers that will be asked for (:mod:`hapi.wire.warm_up`)
 ``GET  /v1/packs/ID``   bytes of stored tensors, by ranges of HTTP
 ``GET  /v1/datasets``, ``/v1/datasets/NAME``, ``/v1/models``, ``/v1/models/NAME``   descriptions
 
@@ -145,19 +146,12 @@ class ExtractRequest:
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
             raise BadRequestError("time_layers: expected true or false")
-        precision = d.get(PRECISION, "fp32")
-        if precision not in get_args(Precision):
-            raise BadRequestError(f"{PRECISION}: expected one of {', '.join(get_args(Precision))}")
         codec = d.get(CODEC, NONE)
         if codec not in CODECS:
             raise BadRequestError(f"{CODEC}: expected one of {', '.join(CODECS)}")
-        if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= MAX_NAME:
-            raise BadRequestError(f"split_name: expected a string of 1 to {MAX_NAME} characters")
         return cls(
+            **prefix_fields(d),
             dataset=DatasetReference.from_json(d["dataset"]),
-            model=ModelReference.from_json(d["model"]),
-            split=check_int(d["split"], 1, MAX_SPLIT, "split"),
-            split_name=d["split_name"],
             ids=_ids(d["ids"]),
             transform=None
             if d["transform"] is None
@@ -165,7 +159,6 @@ class ExtractRequest:
             time_layers=time_layers,
             job=_job(d),
             windows=_windows(d),
-            precision=precision,
             codec=codec,
         )
 
@@ -248,6 +241,21 @@ class TensorsRequest:
     def to_json(self) -> dict[str, Any]:
         """Return the request's body."""
         return {"name": self.name, "digest": self.digest, "names": list(self.names)}
+
+
+def prefix_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that name layers 1..split; :class:`BadRequestError` for anything unexpected."""
+    name, precision = document["split_name"], document.get(PRECISION, "fp32")
+    if precision not in get_args(Precision):
+        raise BadRequestError(f"{PRECISION}: expected one of {', '.join(get_args(Precision))}")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise BadRequestError(f"split_name: expected a string of 1 to {MAX_NAME} characters")
+    return {
+        "model": ModelReference.from_json(document["model"]),
+        "split": check_int(document["split"], 1, MAX_SPLIT, "split"),
+        "split_name": name,
+        "precision": precision,
+    }
 
 
 def deadline_of(text: str | None) -> float | None:

@@ -26,6 +26,7 @@ from hapi.wire.references import (
     TransformSpec,
 )
 from hapi.wire.sequences import FULL, MOST_GROUP, MOST_PLACE, ChunkWindows
+from hapi.wire.warm_up import WarmUpRequest
 
 Schema = dict[str, Any]
 
@@ -223,6 +224,12 @@ def extract_request() -> Schema:
         "windows": chunk_windows(),
     }
     return of_class(messages.ExtractRequest, known, closed=True, optional=True)
+
+
+def warm_up_request() -> Schema:
+    """Return the schema of a request that names layers ahead."""
+    known = {"model": _model_reference(), "split": whole(1, messages.MAX_SPLIT), "split_name": LAYER_NAME}
+    return of_class(WarmUpRequest, known, closed=True, optional=True)
 
 
 def samples_request() -> Schema:

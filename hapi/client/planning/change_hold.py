@@ -15,18 +15,22 @@ class ChangeHold:
 
     def __init__(self) -> None:
         self._batches = self._since = 0
+        self.delayed: int | None = None
+        """The split that the hold last kept from being chosen, until the next change."""
 
     def batch_done(self) -> None:
         """Count a batch since the last change."""
         self._since += 1
 
-    @property
-    def over(self) -> bool:
-        """Whether the split may change."""
-        return self._since >= self._batches
+    def allows(self, split: int) -> bool:
+        """Return whether the split may change, to ``split``."""
+        over = self._since >= self._batches
+        self.delayed = None if over else split
+        return over
 
     def begin(self) -> None:
         """Note that re-planning has changed the split."""
         soon = self._batches > 0 and self._since < 4 * self._batches
         self._batches = min(self.LONGEST, 2 * self._batches) if soon else self.FIRST
         self._since = 0
+        self.delayed = None

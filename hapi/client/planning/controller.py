@@ -2,20 +2,19 @@
 
 States of a planned run::
 
-    profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the
-                            freeze for the first half of epoch 0 and the smallest split that fits for the second;
-                            ``auto`` begins with the split from the freeze on that sends least, and leaves both as
-                            soon as they showed enough; the oracle takes every split. Then the strategy decides.
-    decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the
-                            new split is better by more than the hysteresis
+    profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the freeze
+                            for the first half of epoch 0 and the smallest split that fits for the second; ``auto``
+                            begins with the split from the freeze on that sends least, and leaves both as soon as they
+                            showed enough; the oracle takes every split. Then the strategy decides.
+    decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the new
+                            split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
 
-While decided, a split that sends too little to show what the link is like is left for a batch or two now and
-then, where a faster link would make another split better: else a link that recovered would never be noticed.
+While decided, a split that sends too little to show the link is left for a batch or two now and then, where a faster
+link would make another split better: else a link that recovered would never be noticed.
 
-In every state a batch that did not fit this side's memory raises the smallest split, which nothing goes
-below, and one that a server has no memory for lowers the largest, which nothing goes beyond. Nothing of this
-changes what is trained: the split says where frozen layers run, not what comes out of them.
+In every state a batch that did not fit this side's memory raises the smallest split, and one that a server has no
+memory for lowers the largest. Nothing of this changes what is trained: only where frozen layers run.
 """
 
 from __future__ import annotations
@@ -62,9 +61,8 @@ class SplitController:
         profile: Profile | None = None,
         reuse: ReuseChooser | None = None,
     ) -> None:
-        """``profile``: decide from it at once, instead of profiling epoch 0.
+        """``profile``: decide from it at once. ``reuse``: chooses what is kept, and with ``auto`` the split too.
 
-        ``reuse``: chooses what is kept, and with ``auto`` the split too; None where nothing can be kept.
         Raises :class:`DeviceMemoryError` when no split fits the memory, or none that the strategy considers.
         """
         self.strategy = strategy
@@ -128,6 +126,13 @@ class SplitController:
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
             return self._split, False
 
+    @property
+    def upcoming(self) -> int | None:
+        """The split that is expected after that of the batches that open now; None if none is known yet."""
+        with self._lock:
+            following = self._profiling.following
+        return self._hold.delayed if following is None else self._range.nearest(following)
+
     def may_open(self, live: int) -> bool:
         """Return whether a batch may open beside ``live`` others: a profile that ends early has few ahead of it."""
         return self._profiling.may_open(live, self.job)
@@ -185,14 +190,9 @@ class SplitController:
             self._profiling.reopen()
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
-        """Note that a batch was trained, and plan again if its stages have left the estimate.
+        """Note that batch number ``batch`` was trained, and plan again if its stages have left the estimate.
 
-        Args:
-            epoch: number from 0.
-            batch: its number in the epoch.
-            split: at which it was extracted.
-            rates: (bytes, seconds) of arrivals since the last batch.
-            bounds: (bytes, upper bound of their seconds) of others.
+        ``rates`` has (bytes, seconds) of arrivals since the last one, ``bounds`` upper bounds of the seconds of others.
         """
         now = time.monotonic()
         seconds, self._last_done = now - self._last_done, now
@@ -300,7 +300,7 @@ class SplitController:
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
         if after == self._split or gain <= DriftDetector.HYSTERESIS:
             self._why, self._worse = None, False
-        elif self._worse or self._hold.over:
+        elif self._worse or self._hold.allows(after):
             self._hold.begin()
             self._worse = False
             self._probe.restart()

@@ -63,6 +63,11 @@ class Profiling:
         """True when batches have not opened yet."""
         return bool(self._schedule)
 
+    @property
+    def following(self) -> int | None:
+        """The split after the one whose batches open now; None after the last."""
+        return next((split for split, _ in self._schedule if split != self._schedule[0][0]), None)
+
     def may_open(self, live: int, job: Job) -> bool:
         """Return whether a batch may open beside ``live`` others: ahead of a profile's end that may come early, no more
         than the job's requests under way are for.

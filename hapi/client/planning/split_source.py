@@ -13,6 +13,7 @@ from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange
+from hapi.client.planning.warm_up import WarmUp
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
@@ -124,6 +125,7 @@ class Planned:
 
     job_context: JobContext
     planning: SplitController
+    warm_up: WarmUp
     epoch: int
     batches: int
     """Batches of the whole epoch, of which a resumed one runs the last."""
@@ -136,6 +138,9 @@ class Planned:
     def open(self, number: int) -> ExtractionJob:
         """Return the job at the controller's split."""
         split, time_layers = self.planning.open(self.epoch, number)
+        upcoming = self.planning.upcoming
+        if upcoming is not None:
+            self.warm_up.name(self.job_context.job(upcoming))
         return replace(self.job_context.job(split), time_layers=time_layers)
 
     def may_open(self, live: int) -> bool:

@@ -20,10 +20,9 @@ from hapi.repository.built import BuiltModels
 from hapi.repository.prefix import PrefixSource, open_prefix
 from hapi.server.device.memory_format import suits_channels_last
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
-from hapi.server.device.sizing import prefix_weights
+from hapi.server.device.sizing import PrefixRequest, prefix_weights
 from hapi.server.settings import ServiceSettings
 from hapi.store.base import ObjectStore
-from hapi.wire import messages
 
 
 class PrefixLoader:
@@ -39,7 +38,7 @@ class PrefixLoader:
         self._shared: SharedWeights | None = shared_weights(device) if cache.reuse else None
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
-    def load(self, request: messages.ExtractRequest, batch: int) -> FrozenPrefix:
+    def load(self, request: PrefixRequest, batch: int) -> FrozenPrefix:
         """Return the prefix of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
 
         ``batch`` samples of it fit the memory.
@@ -145,7 +144,7 @@ class PrefixTensors:
 
 
 def _prefix(
-    request: messages.ExtractRequest, model: LayeredModel, weights: tuple[tuple[str, int], ...]
+    request: PrefixRequest, model: LayeredModel, weights: tuple[tuple[str, int], ...]
 ) -> FrozenPrefix:
     split = request.split
     return FrozenPrefix(
@@ -158,7 +157,7 @@ def _prefix(
     )
 
 
-def prefix_key(request: messages.ExtractRequest) -> str:
+def prefix_key(request: PrefixRequest) -> str:
     """Return all facts of the request about its layers: the check of a name must not depend on the cache."""
     return json.dumps([request.model.to_json(), request.split, request.split_name, request.precision])
 

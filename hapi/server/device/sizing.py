@@ -25,8 +25,11 @@ from hapi.repository.prefix import structure_of
 from hapi.server.batching.forward_memory import ForwardMemory, forward_memory
 from hapi.server.batching.policies import Weights
 from hapi.store.base import ObjectStore
-from hapi.wire import messages
+from hapi.wire.messages import ExtractRequest
+from hapi.wire.warm_up import WarmUpRequest
 
+PrefixRequest = ExtractRequest | WarmUpRequest
+"""Requests that name layers 1..split of a model."""
 KEPT = 64
 """Models whose sizes are kept; of more, the one not asked for longest is forgotten."""
 
@@ -65,7 +68,7 @@ class Sizing:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def of(self, request: messages.ExtractRequest) -> PrefixSizes:
+    def of(self, request: PrefixRequest) -> PrefixSizes:
         """Return the sizes of the prefix that ``request`` names.
 
         :class:`UnprocessableError` for a split that the model does not have, :class:`ConflictError` when the
@@ -87,7 +90,7 @@ class Sizing:
             unread_code=split > readable,
         )
 
-    def _model(self, request: messages.ExtractRequest) -> _Kept:
+    def _model(self, request: PrefixRequest) -> _Kept:
         # A pushed model's digest is part of it, as it may be replaced by another structure; what is found has it.
         digest = request.model.digest if request.model.source == "store" else ""
         key = json.dumps([replace(request.model, digest=digest).to_json(), request.precision])
@@ -108,7 +111,7 @@ class Sizing:
         return found
 
 
-def prefix_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
+def prefix_weights(request: PrefixRequest, model: LayeredModel) -> Weights:
     """All weights of the front that ``request`` names.
 
     Their key is the request's digest with their bytes and type: a digest is a client's word until the front is

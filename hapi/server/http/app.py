@@ -6,19 +6,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from hapi.errors import (
     BusyError,
     DrainingError,
-    ForbiddenError,
     HapiError,
-    ShortageError,
     StuckError,
-    TooLargeError,
-    UnauthorizedError,
 )
 from hapi.process.processors import processor_count
 from hapi.server.context import Progress, RequestContext
@@ -27,10 +24,15 @@ from hapi.server.http import openapi
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.keys import (
+    AUDITED,
     GONE,
+    HEALTH,
     LOGGED,
+    OPEN,
     PROBLEM,
+    QUIET,
     REQUEST_ID,
+    SENT_AWAY,
     STATUS,
     TENANT,
     deadline_of,
@@ -59,6 +61,9 @@ from hapi.waiting import Interest
 from hapi.wire import messages
 from hapi.wire.frames import MEDIA_TYPE, error_frame
 from hapi.wire.held_out import PART
+from hapi.wire.warm_up import WARM_PATH, WarmUpRequest
+
+T = TypeVar("T")
 
 log = logging.getLogger("hapi.server")
 
@@ -67,16 +72,6 @@ BODY_SECONDS = 30.0
 MAX_BODIES = 256
 """Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
 ``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
-_HEALTH = (messages.HEALTH_PATH, messages.READY_PATH)
-"""Paths that are answered whoever asks, also when there is no room for another connection."""
-_OPEN = (*_HEALTH, messages.PAGE_PATH)
-"""Paths that never need a token: they tell nothing."""
-_SENT_AWAY = (UnauthorizedError, ForbiddenError)
-"""Errors that end the connection too: it has no business here."""
-_AUDITED = (*_SENT_AWAY, BusyError, TooLargeError, ShortageError)
-"""Errors whose line in the log has the field ``audit``."""
-_QUIET = (*_OPEN, messages.STATUS_PATH, messages.METRICS_PATH)
-"""Paths that are asked for all the time, and logged only with ``--log-level debug``."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -153,6 +148,7 @@ class Application:
         add.add_get(f"{messages.PACKS_PATH}/{{pack}}", self._pack)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)
+        add.add_post(WARM_PATH, self._warm)
 
     def _shed(self, tenant: Tenant, reason: str) -> None:
         self.board.tenants[tenant].shed[reason] += 1
@@ -177,7 +173,7 @@ class Application:
             if status == GONE:
                 self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
-            quiet = name in _QUIET and status < 400
+            quiet = name in QUIET and status < 400
             self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
 
     def _log(self, request: web.Request, level: int, status: int, started: float) -> None:
@@ -195,7 +191,7 @@ class Application:
         problem = request.get(PROBLEM)
         if problem is not None:
             extra |= {"error": problem.slug, "detail": str(problem)}
-            if isinstance(problem, _AUDITED):
+            if isinstance(problem, AUDITED):
                 extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
             disclosed = self.disclosure.of(problem)
@@ -212,7 +208,7 @@ class Application:
             if type(problem) is HapiError:
                 log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
             response = problem_response(self.disclosure.of(problem))
-            if isinstance(problem, _SENT_AWAY):
+            if isinstance(problem, SENT_AWAY):
                 response.force_close()
         connection = connection_of(request)
         if connection is not None and connection.over:
@@ -231,13 +227,13 @@ class Application:
     def _authorise(self, request: web.Request) -> None:
         """Find the tenant that asks, and refuse who may not."""
         path, connection = request.path, connection_of(request)
-        if path in _HEALTH:
+        if path in HEALTH:
             return
         if connection is not None:
             connection.check()
         if self.tenants.open:
             check_origin(request.headers.get("Host"), request.headers.get("Origin"))
-        if path not in _OPEN:
+        if path not in OPEN:
             request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
             if connection is not None:
                 self.connections.authorise(connection)
@@ -295,7 +291,7 @@ class Application:
         self._check_taking_work()
         arrived, deadline, tenant = time.monotonic(), deadline_of(request), request[TENANT]
         self.admission.check_place(tenant)
-        asked = await self._asked(request)
+        asked = await self._asked(request, self.service.request)
         settings = self.service.settings
         started = time.monotonic()
         subject = subject_of(asked)
@@ -348,7 +344,13 @@ class Application:
             self.admission.sent(context.tenant, answer.sent - stream.max_bytes)
             self._account(request, asked, stream, answer, slot)
 
-    async def _asked(self, request: web.Request) -> Request:
+    async def _warm(self, request: web.Request) -> web.Response:
+        self._check_taking_work()
+        ahead = await self._asked(request, lambda _, body: WarmUpRequest.from_json(messages.parse_body(body)))
+        state = self.service.warm_ups.begin(ahead, busy=bool(self.admission.queued))
+        return web.json_response({"state": state})
+
+    async def _asked(self, request: web.Request, parse: Callable[[str, bytes], T]) -> T:
         """Request in the body; refused unread when it is too long, or when there are too many at once."""
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
@@ -369,7 +371,7 @@ class Application:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
             async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves
-                reading = self._parser.submit(self.service.request, request.path, body)
+                reading = self._parser.submit(parse, request.path, body)
                 return await finished(reading, lambda asked: None)
         finally:
             self.bodies -= 1

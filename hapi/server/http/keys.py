@@ -1,4 +1,4 @@
-"""Facts that the application keeps beside a request."""
+"""Facts that the application keeps beside a request, and kinds of requests and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 
 from aiohttp import web
 
-from hapi.errors import HapiError
+from hapi.errors import BusyError, ForbiddenError, HapiError, ShortageError, TooLargeError, UnauthorizedError
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire import messages
 
@@ -20,6 +20,17 @@ LOGGED = web.RequestKey("logged", dict)
 """Further fields of the request's line in the log."""
 GONE = 499
 """Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
+
+HEALTH = (messages.HEALTH_PATH, messages.READY_PATH)
+"""Paths that are answered whoever asks, also when there is no room for another connection."""
+OPEN = (*HEALTH, messages.PAGE_PATH)
+"""Paths that never need a token: they tell nothing."""
+SENT_AWAY = (UnauthorizedError, ForbiddenError)
+"""Errors that end the connection too: it has no business here."""
+AUDITED = (*SENT_AWAY, BusyError, TooLargeError, ShortageError)
+"""Errors whose line in the log has the field ``audit``."""
+QUIET = (*OPEN, messages.STATUS_PATH, messages.METRICS_PATH)
+"""Paths that are asked for all the time, and logged only with ``--log-level debug``."""
 
 
 def request_id_of(request: web.Request) -> str:

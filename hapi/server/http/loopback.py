@@ -9,7 +9,8 @@ from itertools import chain
 from hapi.errors import HapiError
 from hapi.server.service import Service
 from hapi.wire.frames import Buffer, error_frame
-from hapi.wire.messages import CODE_HEADER
+from hapi.wire.messages import CODE_HEADER, parse_body
+from hapi.wire.warm_up import WARM_PATH, WarmUpRequest
 
 Answer = tuple[int, Mapping[str, str], Iterator[Buffer]]
 
@@ -24,6 +25,10 @@ def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
         try:
             if method == "GET":
                 return 200, {}, iter([json.dumps(service.document(path)).encode()])
+            if path == WARM_PATH:
+                ahead = WarmUpRequest.from_json(parse_body(body))
+                state = service.warm_ups.begin(ahead, busy=False)
+                return 200, {}, iter([json.dumps({"state": state}).encode()])
             stream = service.stream(service.request(path, body))
             first = next(stream.frames)
         except HapiError as error:

@@ -53,6 +53,7 @@ from hapi.wire.held_out import PART
 from hapi.wire.references import MAX_SEED
 from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record, whole
 from hapi.wire.sequences import MOST_PLACE
+from hapi.wire.warm_up import WARM_PATH, WarmUpState
 
 JSON_MEDIA_TYPE, BYTES_MEDIA_TYPE = "application/json", "application/octet-stream"
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
@@ -69,6 +70,7 @@ _PAGE = (*_EVERYWHERE, ForbiddenError)
 _READY = (*_EVERYWHERE, StuckError)
 _AUTHORISED = (*_PAGE, UnauthorizedError)
 _READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, DataError)
+_WARM = (*_AUTHORISED, BusyError, TooLargeError)
 _PACK = (*_READING, RangeError, TooLargeError)
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
 METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
@@ -113,6 +115,8 @@ def operations() -> list[Operation]:
                   schemas.samples_request()),
         Operation(post, messages.TENSORS_PATH, "Tensors of a pushed model by name.", frames, _STREAM,
                   schemas.tensors_request()),
+        Operation(post, WARM_PATH, "Layers to be loaded ahead.", _json(record({"state": of_type(WarmUpState)})), _WARM,
+                  schemas.warm_up_request()),
         Operation(get, messages.DATASETS_PATH, "The datasets that there are.", _json(_dataset_list()), _READING),
         Operation(get, messages.DATASETS_PATH + "/{name}", "One dataset's version, classes, layout, transform.",
                   _json(schemas.dataset_description(of_class(SampleLayout))), _READING),
