@@ -105,7 +105,7 @@ def _source(model: str, weights: str | None) -> tuple[TensorSource | None, Model
             f"--weights {weights}: {model} has weights already; give an architecture, or leave it out"
         )
     source = open_source(model)
-    return source, read_card(model) if "spec" in source.metadata else None
+    return source, read_card(source.path) if "spec" in source.metadata else None
 
 
 def _is_that_of(card: ModelCard, spec: ModelSpec) -> bool:

@@ -55,7 +55,12 @@ def test_a_model_file_comes_back_as_one(
     assert code == 0 and out.startswith(f"{back}: 52 tensors, ") and "of 'net@1' from" in out
     card, before = read_card(back), read_card(model_file)
     assert (card.classes, card.freeze, card.epoch, card.metrics) == (before.classes, 9, 4, {"accuracy": 0.5})
-    assert card.transform == before.transform and card.pushed == "net@1"
+    assert card.transform == before.transform and card.pushed == "base@1"
+    code, out, _ = run(capsys, "push", back, f"{tmp_path}/store/net")
+    assert code == 0 and ", of which 0 B are new to the store" in out
+    assert run(capsys, "pull", f"{tmp_path}/store/net", "--output", tmp_path / "folder")[0] == 0
+    code, out, _ = run(capsys, "push", tmp_path / "folder", f"{tmp_path}/store/again")
+    assert code == 0 and "pushed squeezenet1_1 as 'again@1'" in out
     code, _, _ = run(capsys, "export", back, "--output", tmp_path / "net.pth")
     assert code == 0
     state = build(SPEC).module.state_dict()
@@ -95,6 +100,7 @@ def test_parts_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (("--output", "m.safetensors", "--tensors", "x*"), "no tensor of model 'raw@1' matches 'x*'"),
         (("--output", "m.safetensors", "--shard-size", "5GB"), "is one file; give a folder"),
         (("--output", "given.safetensors/x"), "cannot be made"),
+        (("--output", "m.pth"), "hapi export writes others"),
         (("--output", "no/such/\0.safetensors"), "cannot be written"),
     ],
 )

@@ -11,6 +11,7 @@ from hapi.cli.shared.numbers import size
 from hapi.cli.shared.progress import TransferBar
 from hapi.errors import UsageError
 from hapi.factories import search_here
+from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import check_outputs, make_folder, user_path
 from hapi.store.open import open_store, split_model_address
 from hapi.units import format_bytes
@@ -48,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
     single = args.output.endswith(_FILE)
     if single and args.shard_size is not None:
         raise UsageError(f"--shard-size: --output {args.output} is one file; give a folder")
+    if not single and args.output.endswith(FILE_SUFFIXES):
+        raise UsageError(
+            f"--output {args.output}: pulls are .safetensors files, or folders; hapi export writes others from them"
+        )
     bounds = _bounds(args.layers)
     if single:
         check_outputs((("--output", args.output),))

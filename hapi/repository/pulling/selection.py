@@ -130,13 +130,13 @@ def card_of(manifest: ModelManifest) -> ModelCard:
     spec = manifest.build_spec()
     if manifest.card is not None:
         fields = {name: json.dumps(value) for name, value in manifest.card.items()}
-        own = {"spec": json.dumps(spec.to_json()), "pushed": json.dumps(manifest.reference)}
+        own = {"spec": json.dumps(spec.to_json()), "pushed": json.dumps(manifest.parent)}
         return ModelCard.from_metadata({**fields, **own})
     channels, *sides = spec.input_shape
     is_image = channels == 3 and len(sides) == 2 and sides[0] == sides[1]
     return ModelCard(
         spec=spec,
-        pushed=manifest.reference,
+        pushed=manifest.parent,
         classes=tuple(map(str, range(manifest.classes or 0))),
         transform=TransformSpec.for_image_size(sides[0]) if is_image else None,
         freeze=len(manifest.layers),

@@ -71,7 +71,7 @@ def test_a_whole_network_is_a_model_file_and_a_plain_state_dict(
     assert same(plain.state_dict(), network.state_dict())
     module, card = read_model(tmp_path / "net.safetensors")
     assert same(module.state_dict(), network.state_dict())
-    assert card.pushed == "net@1" and card.classes == ("0", "1", "2", "3", "4")
+    assert card.pushed is None and card.classes == ("0", "1", "2", "3", "4")
     assert card.transform is not None and card.transform.crop == 64
     assert not leftovers(tmp_path)
 
@@ -151,7 +151,7 @@ def test_shards_are_read_by_others_and_come_back_equal(tensors_only: StoredModel
 
 def test_one_shard_is_one_file_as_the_library_names_it(pushed: StoredModel, tmp_path: Path) -> None:
     assert write_folder(pushed, whole(pushed), tmp_path).files == (tmp_path / "model.safetensors",)
-    assert read_model(tmp_path / "model.safetensors")[1].pushed == "net@1"
+    assert read_model(tmp_path / "model.safetensors")[1].spec.architecture == "resnet18"
 
 
 def test_an_interrupted_pull_goes_on_behind_its_whole_shards(
