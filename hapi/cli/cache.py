@@ -8,47 +8,52 @@ import time
 from hapi.cache.folder import MARKER, CacheFolder, Version
 from hapi.cache.inventory import computers, count_records, describe, verify
 from hapi.cache.open_folder import default_path
-from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK
+from hapi.cli.shared.common import EXIT_CODES, EXIT_FAILED, EXIT_OK
 from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.models.shared.place import weights_folder
 from hapi.paths import user_path
 from hapi.units import format_bytes, format_duration
 
+ACTIONS = {
+    "ls": "list what it holds",
+    "clear": "remove what no process uses",
+    "verify": "read every record and remove the damaged ones",
+}
+"""Help lines by action."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "action",
-        choices=("ls", "clear", "verify"),
-        help="list it; remove what no process uses; or read every record and remove the damaged ones",
-    )
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        nargs="?",
-        help="folder of --cache-dir (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
-    )
-    parser.add_argument(
-        "--only",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="clear only what ls shows by this name; may be repeated",
-    )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="list also which devices and libraries computed the features, and their smallest forward pass",
-    )
+    parser.set_defaults(only=[], verbose=False)
+    # Each action has a parser of its own, or argparse would refuse a folder that stands after a flag.
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, summary in ACTIONS.items():
+        action = actions.add_parser(name, help=summary, description=summary, epilog=EXIT_CODES)
+        action.add_argument(
+            "folder",
+            metavar="DIR",
+            nargs="?",
+            help="folder of --cache-dir (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
+        )
+        if name == "clear":
+            action.add_argument(
+                "--only",
+                metavar="NAME",
+                action="append",
+                default=[],
+                help="clear only what ls shows by this name; may be repeated",
+            )
+        if name == "ls":
+            action.add_argument(
+                "-v",
+                "--verbose",
+                action="store_true",
+                help="list also which devices and libraries computed the features, and their smallest forward pass",
+            )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each dataset version and each key of features; exit code 1 when verify found damage."""
-    if args.only and args.action != "clear":
-        raise UsageError(f"--only: has no meaning for hapi cache {args.action}")
-    if args.verbose and args.action != "ls":
-        raise UsageError(f"--verbose: has no meaning for hapi cache {args.action}")
     folder = _open(args.folder)
     try:
         if args.action == "verify":
