@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from hapi.atomic import write_atomically
 from hapi.errors import UsageError
 
 Named = tuple[str, str | None]
 _PIECE = 1 << 20
+_OPEN_PIPES = ("/proc/", "/dev/fd/")
 
 
 def user_path(text: str | Path, what: str) -> Path:
@@ -40,8 +44,21 @@ def user_cache_folder() -> Path | None:
         return None
 
 
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a file for reading, or a pipe that is open already, such as a shell's ``<(command)``.
+
+    Raises:
+        OSError: it cannot be opened, or is a named pipe or a device, which would be waited for.
+    """
+    kind = os.stat(path).st_mode  # noqa: PTH116  before it is opened, which may wait
+    named_pipe = stat.S_ISFIFO(kind) and not os.path.realpath(path).startswith(_OPEN_PIPES)
+    if named_pipe or stat.S_ISCHR(kind):
+        raise OSError(errno.ESPIPE, "it is a named pipe or a device, which may never end; give a file")
+    return Path(path).open("rb")
+
+
 def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
-    """Return the content of a file, pipe or device that a person named; never read more than ``max_bytes`` bytes.
+    """Return the content of a file or open pipe that a person named; never read more than ``max_bytes`` bytes.
 
     Args:
         path: its path.
@@ -53,7 +70,7 @@ def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
     """
     try:
         data = bytearray()
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             # In pieces: one read would take memory for all that is allowed, whatever there is.
             while len(data) <= max_bytes and (part := file.read(min(_PIECE, max_bytes + 1 - len(data)))):
                 data += part

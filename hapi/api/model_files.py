@@ -13,6 +13,7 @@ from hapi.data.transforms.decode import decode_image
 from hapi.data.transforms.pipeline import transformed
 from hapi.errors import DataError
 from hapi.models.model_file import ModelCard
+from hapi.paths import open_file
 from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 from hapi.wire.references import TransformSpec
 
@@ -56,7 +57,8 @@ class ImageTransform:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except OSError as error:
         raise DataError(f"image {path} cannot be read: {error.strerror or error}") from None
 

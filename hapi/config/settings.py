@@ -38,6 +38,7 @@ from hapi.config.fields import (
 )
 from hapi.config.values import SettingsReader, node_of
 from hapi.errors import ConfigError, UsageError
+from hapi.paths import open_file
 from hapi.units import format_bytes
 
 T = TypeVar("T")
@@ -273,7 +274,7 @@ def _default_of(f: SettingField) -> str:
 def _compose(path: Path) -> yaml.Node | None:
     """The root node of the one document in ``path``; ConfigError with the place for anything else."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the settings file: {error.strerror or error}") from None

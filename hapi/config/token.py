@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from hapi.errors import UsageError
+from hapi.paths import open_file
 
 VARIABLE = "HAPI_TOKEN"
 MAX_TOKEN_BYTES = 4096
@@ -24,7 +24,7 @@ def read_token(token_file: str | None) -> str | None:
     else:
         origin = f"--token-file {token_file}"
         try:
-            with Path(token_file).open("rb") as file:
+            with open_file(token_file) as file:
                 token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii", "replace").strip()
         except OSError as error:
             raise UsageError(f"{origin}: cannot be read: {error.strerror or error}") from None

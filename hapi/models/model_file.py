@@ -188,7 +188,8 @@ def _read(path: str | Path, *, with_tensors: bool) -> tuple[ModelCard, dict[str,
                 f"{path} is a folder; give a model file in it, such as {Path(path, 'best.safetensors')}"
             )
         if not file.is_file():
-            raise ModelError(f"model file {path} does not exist")
+            problem = "is not a plain file" if file.exists() else "does not exist"
+            raise ModelError(f"model file {path} {problem}")
         # Read, not mapped: whoever shortens a mapped file ends this process.
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import tracemalloc
 from pathlib import Path
 
@@ -45,13 +44,62 @@ def test_files_without_an_end(
     assert peak < 400 << 20
 
 
-def test_labels_from_a_pipe(unlabelled: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "labels"
+def test_labels_from_an_open_pipe(unlabelled: Path, tmp_path: Path) -> None:
+    """As a shell's ``<(command)`` gives one."""
+    reading, writing = os.pipe()
+    os.write(writing, b"0 1 0 1 0 1\n")
+    os.close(writing)
+    try:
+        command = [
+            "pack",
+            str(unlabelled),
+            f"{tmp_path}/store/d",
+            "--labels",
+            f"/dev/fd/{reading}",
+            "--quiet",
+        ]
+        assert main(command) == 0
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pack", "ARRAY", "STORE/d", "--labels", "PIPE"],
+        ["pack", "ARRAY", "STORE/d", "--labels", "LINK"],
+        ["pack", "ARRAY", "STORE/d", "--classes", "@PIPE"],
+        ["plan", "resnet18", "--profile", "PIPE"],
+        ["report", "PIPE"],
+        ["push", "resnet18", "STORE/m", "--weights", "PIPE"],
+        ["push", "PIPE", "STORE/m"],
+        ["export", "PIPE", "--output", "STORE/model.safetensors"],
+        ["predict", "PIPE", "ARRAY"],
+        ["predict", "/dev/zero", "ARRAY"],
+        ["evaluate", "PIPE", "--dataset", "STORE/d"],
+        ["train", "PIPE"],
+        ["train", "--store", "STORE", "--init-from", "PIPE"],
+        ["train", "--store", "STORE", "--weights", "PIPE"],
+        ["train", "--store", "STORE", "--checkpoint", "PIPE", "--resume"],
+        ["train", "--store", "STORE", "--class-weights", "PIPE"],
+        ["train", "--server", "https://127.0.0.1:1", "--token-file", "PIPE"],
+        ["train", "--server", "https://127.0.0.1:1", "--ca-file", "PIPE"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_named_pipe(
+    unlabelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    pipe, link = tmp_path / "pipe.safetensors", tmp_path / "link"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=("0 1 0 1 0 1\n",))
-    writer.start()
-    assert main(["pack", str(unlabelled), f"{tmp_path}/store/d", "--labels", str(pipe), "--quiet"]) == 0
-    writer.join()
+    link.symlink_to(pipe)
+    places = {"PIPE": pipe, "LINK": link, "ARRAY": unlabelled, "STORE": tmp_path}
+    for word, place in places.items():
+        command = [part.replace(word, str(place)) for part in command]
+    assert main(command) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and ("pipe or a device" in error or "not a plain file" in error)
 
 
 def test_reading_up_to_a_bound(tmp_path: Path) -> None:

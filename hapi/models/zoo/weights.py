@@ -157,7 +157,8 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
     except OSError as error:  # in a folder that must not be read, or a name that is too long
         raise ModelError(f"weights file {path} cannot be read: {error.strerror}") from None
     if not found:
-        raise ModelError(f"weights file {path} does not exist")
+        problem = "is not a plain file" if file.exists() else "does not exist"
+        raise ModelError(f"weights file {path} {problem}")
     if file.name.endswith(".index.json"):
         raise ModelError(
             f"{path} is the index of a sharded checkpoint, which is pushed into a store first: "

@@ -16,6 +16,7 @@ from hapi.atomic import replacing
 from hapi.client.job_context import JobContext
 from hapi.data.epoch_order import Shuffle
 from hapi.errors import ConflictError, HapiError, UsageError
+from hapi.paths import open_file
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.checkpoints.resuming import Change, changes_of
@@ -227,7 +228,8 @@ def read_document(path: str, what: str) -> dict[str, Any]:
         UsageError: it is none, or of another version of Hapi; the message begins with ``what``.
     """
     try:
-        document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with open_file(path) as file:
+            document: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hapi.errors import UsageError
+from hapi.paths import open_file
 from hapi.wire.documents import parse_document
 from hapi.wire.labels import LabelKind
 
@@ -26,7 +26,7 @@ def read_class_weights(path: str) -> dict[str, float]:
         UsageError: the file cannot be read, or is no object of numbers above 0, up to 1e6.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         document = parse_document(content) if len(content) <= MAX_FILE_BYTES else None
     except OSError as error:

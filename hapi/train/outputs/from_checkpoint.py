@@ -18,7 +18,7 @@ from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, read_model, untrained
 from hapi.models.zoo.build import architecture_of, build, layers_of
 from hapi.models.zoo.weights import load_state
-from hapi.paths import user_path
+from hapi.paths import open_file, user_path
 from hapi.repository.opening import open_model
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint import evaluated_layers, read_document
@@ -47,7 +47,7 @@ class FrozenSource:
 def is_checkpoint(path: str | Path) -> bool:
     """Return whether the file at ``path`` may be a checkpoint: one that torch.save wrote."""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_file(Path(path).expanduser()) as file:
             return file.read(len(_ARCHIVE)) == _ARCHIVE
     except (OSError, RuntimeError):
         return False  # who reads it says so

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hapi.errors import UsageError
+from hapi.paths import open_file
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def bearer(token: str | None) -> dict[str, str]:
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
     """Return a context that trusts the system's authorities, or the one in ``ca_file`` alone."""
     try:
+        if ca_file is not None:
+            open_file(ca_file).close()
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # also ssl.SSLError
         reason = error.strerror if not isinstance(error, ssl.SSLError) else "no certificate in it"
