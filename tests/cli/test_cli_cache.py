@@ -93,6 +93,7 @@ def test_the_users_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HAPI_SHARED_WEIGHTS_DIR", str(tmp_path / "no weights"))
     for action, said in (("ls", "empty\n"), ("clear", "removed 0 versions, 0 B\n"), ("verify", "")):
         assert main(["cache", action]) == 0 and capsys.readouterr().out == said
     assert not list(tmp_path.iterdir())
