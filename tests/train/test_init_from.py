@@ -136,7 +136,7 @@ def test_from_a_training_of_a_pushed_model(small_service: Service, tmp_path: Pat
     with open_session(small_service, **changes) as session:
         trainer_of(session, **changes).run()
     settings = settings_from(tmp_path / "run" / "model.safetensors")
-    assert settings.model == "store:pushed"
+    assert settings.model == "store:pushed@1"
     found, _ = begun(small_service, settings, tmp_path / "new.safetensors")
     assert same(found, tmp_path / "run" / "model.safetensors")
 
