@@ -156,9 +156,10 @@ def _check_timm(name: str) -> None:
 def _check_weights_file(weights: str, flag: str) -> None:
     file = user_path(weights, flag)
     try:
-        found, exists = file.is_file(), file.exists()
+        found, folder, exists = file.is_file(), file.is_dir(), file.exists()
     except OSError as error:  # in a folder that must not be read, or a name that is too long
         raise UsageError(f"{flag} {weights}: cannot be read: {error.strerror}") from None
     if not found:
-        what = "is not a plain file of weights" if exists else "there is no such file"
+        other = "is a folder, not a file of weights" if folder else "is not a plain file"
+        what = other if exists else "there is no such file"
         raise UsageError(f"{flag} {weights}: {what}")
