@@ -67,17 +67,42 @@ class StoredModel(PushedModel):
             device: torch device of the tensors.
             verify: "checksum" or "identity" (:func:`hapi.repository.loading.load.load`).
         """
-        missing = list(reversed(entries))
-        try:
-            for loaded in load(self.store, entries, device, verify=verify, damaged=self.damaged):
-                missing.pop()
-                yield loaded
-            return
-        except StoreUnavailableError:
-            raise
-        except (NotFoundError, StoreError) as error:
-            now = self._moved(error, missing[::-1])
-        yield from load(self.store, now, device, verify=verify, damaged=self.damaged)
+        missing, moved = list(reversed(entries)), False
+        while True:
+            wanted, suspects = missing[::-1], list[TensorEntry]()
+            try:
+                for loaded in self._loaded(wanted, device, verify, suspects):
+                    missing.pop()
+                    yield loaded
+                return
+            except StoreUnavailableError:
+                raise
+            except (NotFoundError, StoreError) as error:
+                if moved:
+                    raise
+                missing, moved = self._moved(error, wanted)[::-1], True
+            except DataError:
+                if not any(list(map(self._distrust, suspects))):
+                    raise
+
+    def _loaded(
+        self,
+        entries: Sequence[TensorEntry],
+        device: str | torch.device,
+        verify: str,
+        suspects: list[TensorEntry],
+    ) -> Iterator[Loaded]:
+        """The tensors of ``entries``; those that are damaged are added to ``suspects``."""
+
+        def damaged(entry: TensorEntry) -> DataError:
+            suspects.append(entry)
+            return self.damaged(entry)
+
+        return load(self.store, entries, device, verify=verify, damaged=damaged)
+
+    def _distrust(self, entry: TensorEntry) -> bool:
+        """Whether the damaged bytes came from elsewhere than the store, so that reading them once more may help."""
+        return self.store.distrust(entry.pack, entry.start, entry.stop)
 
     def key(self, name: str) -> str:
         """Key of stored tensor ``name``'s content."""
@@ -119,16 +144,19 @@ class StoredModel(PushedModel):
         Returns:
             The tensor's xxh3-64.
         """
-        entry, found = self._entry(name), xxhash.xxh3_64()
+        entry = self._entry(name)
         buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
-        for start in range(0, entry.nbytes, piece_bytes):
-            step()
-            part = buffer[: min(piece_bytes, entry.nbytes - start)]
-            self.read_part(name, start, part)
-            found.update(part)
-        if found.hexdigest() != entry.checksum:
-            raise self.damaged(entry)
-        return found.intdigest()
+        while True:
+            found = xxhash.xxh3_64()
+            for start in range(0, entry.nbytes, piece_bytes):
+                step()
+                part = buffer[: min(piece_bytes, entry.nbytes - start)]
+                self.read_part(name, start, part)
+                found.update(part)
+            if found.hexdigest() == entry.checksum:
+                return found.intdigest()
+            if not self._distrust(entry):
+                raise self.damaged(entry)
 
     def _entry(self, name: str) -> TensorEntry:
         entry = self.manifest.tensors.get(name)
