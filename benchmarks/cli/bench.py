@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.cli import jobs, keep, load, serving, split, storage
+from benchmarks.cli import jobs, keep, load, models, serving, split, storage
 from benchmarks.cli.benchmark import Outcome
 from hapi.paths import check_outputs
 
@@ -15,6 +15,7 @@ BENCHMARKS = (
     *serving.BENCHMARKS,
     *load.BENCHMARKS,
     *storage.BENCHMARKS,
+    *models.BENCHMARKS,
 )
 
 

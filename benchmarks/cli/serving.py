@@ -58,21 +58,25 @@ def _layers(args: argparse.Namespace) -> Outcome:
 
 def _reuse(args: argparse.Namespace) -> Outcome:
     from benchmarks.serving.plots_measured import draw_reuse
-    from benchmarks.serving.reuse import ReuseSettings, measure_reuse, reuse_rows, reuse_table
+    from benchmarks.serving.reuse import ReuseSettings, change_table, measure_reuse, reuse_rows, reuse_table
+    from benchmarks.testbed.cells import read
 
     settings = with_given(
         ReuseSettings(), args, models="model", repeats="repeats", bs="bs", image_size="image_size",
         device="device", request_size="request_size", bandwidth="bandwidth",
     )  # fmt: skip
+    before = reuse_rows(list(read(Path(args.before)))) if args.before else []
     bed, found = bed_and_results(args, settings)
     measure_reuse(bed, settings, found, tell)
     rows = reuse_rows(found.records)
+    changes = ["", *change_table(before, rows)] if before else []
     return recorded_outcome(
         found.records,
-        reuse_table(rows, settings),
+        [*reuse_table(rows, settings), *changes],
         [asdict(row) | {"speedup": row.speedup} for row in rows],
         lambda path: draw_reuse(rows, path),
         benchmark="reuse",
+        before=[asdict(row) for row in before],
     )
 
 
@@ -213,6 +217,7 @@ BENCHMARKS = (
             BANDWIDTH,
             NO_BED,
             request_size("16"),
+            option("--before", "results of other code, whose loading is shown beside", metavar="FILE"),
             results("bench-results/reuse.jsonl"),
         ),
         run=_reuse,

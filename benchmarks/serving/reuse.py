@@ -64,6 +64,11 @@ class ReuseRow:
         """Return the speedup by keeping the layers."""
         return self.loaded_seconds / self.kept_seconds
 
+    @property
+    def load_share(self) -> float:
+        """Return the part of a request's seconds that loads its layers."""
+        return self.load_seconds / self.request_seconds if self.request_seconds else 0.0
+
 
 def measure_reuse(bed: Bed, settings: ReuseSettings, results: Results, tell: Callable[[str], None]) -> None:
     """Measure the models that ``results`` does not hold, a record each."""
@@ -174,12 +179,13 @@ def reuse_table(rows: Sequence[ReuseRow], settings: ReuseSettings) -> list[str]:
     for row in rows:
         theirs = paper.MODEL_LOAD.get(row.model)
         percent = "" if theirs is None else f"{100 * theirs[0] / theirs[1]:.0f}"
-        share = row.load_seconds / row.request_seconds if row.request_seconds else 0.0
         epochs = (
             f"{row.kept_seconds:.2f} @{row.kept_split:<2}",
             f"{row.loaded_seconds:.2f} @{row.loaded_split:<2}",
         )
-        request = f"{row.load_seconds:>9.3f}{row.request_seconds:>9.3f}{100 * share:>8.0f}{percent:>9}"
+        request = (
+            f"{row.load_seconds:>9.3f}{row.request_seconds:>9.3f}{100 * row.load_share:>8.0f}{percent:>9}"
+        )
         lines.append(
             f"{row.model:<13}{epochs[0]:>12}{epochs[1]:>12}{row.speedup:>10.2f}   split {row.load_split:<6}{request}"
         )
@@ -187,4 +193,26 @@ def reuse_table(rows: Sequence[ReuseRow], settings: ReuseSettings) -> list[str]:
         f"a request here is {settings.request_size} samples of {settings.image_size}x{settings.image_size} "
         "(the paper: 128 of 224x224 on a T4, Table 4); its wall seconds beside others count"
     )
+    return lines
+
+
+def change_table(before: Sequence[ReuseRow], rows: Sequence[ReuseRow]) -> list[str]:
+    """Return the loading of the same models by other code beside that of ``rows``, with the splits that were chosen.
+
+    Args:
+        before: measured with the code before.
+        rows: measured with this code.
+    """
+    lines = [
+        f"{'loaded for every request':<26}{'load s':>15}{'load %':>12}{'chosen split':>16}{'epoch s':>16}"
+    ]
+    earlier = {row.model: row for row in before}
+    for now in rows:
+        then = earlier.get(now.model)
+        if then is not None:
+            loads = f"{then.load_seconds:.3f} > {now.load_seconds:.3f}"
+            shares = f"{100 * then.load_share:.0f} > {100 * now.load_share:.0f}"
+            splits = f"{then.loaded_split} > {now.loaded_split}"
+            epochs = f"{then.loaded_seconds:.2f} > {now.loaded_seconds:.2f}"
+            lines.append(f"  {now.model:<24}{loads:>15}{shares:>12}{splits:>16}{epochs:>16}")
     return lines

@@ -51,20 +51,33 @@ def served_over_http(bed: LooseBed, folder: Path) -> Iterator[Served]:
     """The store ``folder/store`` by hapi-server and by a plain server of files."""
     token = secrets.token_hex(16)
     process, url = start_server_process(bed, folder / "store", token, folder)
-    files = bed.start(
+    files, plain = start_file_server(bed, folder / "store")
+    try:
+        yield Served(server=url, token=token, plain=plain, pids=(process.pid,), plain_pids=(files.pid,))
+    finally:
+        stop_all([process, files])
+
+
+def start_file_server(bed: LooseBed, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a plain server of the files below ``folder`` on its side of the bed.
+
+    Returns:
+        The process, and the URL below which the files are.
+
+    Raises:
+        HapiError: it did not start.
+    """
+    process = bed.start(
         "server",
-        [sys.executable, "-m", "benchmarks.storage.samples_served", str(folder / "store")],
-        env=environment(token),
+        [sys.executable, "-m", "benchmarks.storage.samples_served", str(folder)],
+        env=environment(""),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    line = read_line(files, _START_SECONDS).strip()
+    line = read_line(process, _START_SECONDS).strip()
     if not line:
         raise HapiError("the plain server of files did not start; its error stands above")
-    try:
-        yield Served(server=url, token=token, plain=line, pids=(process.pid,), plain_pids=(files.pid,))
-    finally:
-        stop_all([process, files])
+    return process, line
 
 
 class LoopbackSwift:

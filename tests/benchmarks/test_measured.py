@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_reuse_does_not_count_the_first_epochs_nor_waiting(bed: FakeBed, tmp_pat
     assert "1.50" in table and "2.00 @9" in table and table.split("split 11")[1].split()[2:4] == ["33", "77"]
     assert bed.bandwidths == [None, settings.bandwidth]
     draw_reuse([row], str(tmp_path / "x.svg"))
+
+
+def test_loading_is_shown_beside_that_of_other_code() -> None:
+    before = reuse.ReuseRow(
+        model="alexnet", kept_split=9, loaded_split=0, kept_seconds=2.0, loaded_seconds=3.0, load_split=11,
+        load_seconds=0.5, request_seconds=1.5,
+    )  # fmt: skip
+    now = replace(before, loaded_split=11, loaded_seconds=2.5, load_seconds=0.1, request_seconds=1.0)
+    _, line = reuse.change_table([before, replace(before, model="vgg11")], [now, replace(now, model="vgg19")])
+    assert line.split() == [
+        "alexnet",
+        *["0.500", ">", "0.100", "33", ">", "10", "0", ">", "11", "3.00", ">", "2.50"],
+    ]
 
 
 def test_what_was_measured_is_not_measured_again(bed: FakeBed, tmp_path: Path) -> None:

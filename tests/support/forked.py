@@ -33,7 +33,7 @@ IMPORTED = (
     "hapi.client.session",
     "hapi.train.trainer",
     "hapi.repository.built",
-    "hapi.repository.repository",
+    "hapi.repository.push",
     "hapi.server.lifecycle.run",
     "hapi.ingest.pack",
     "hapi.ingest.sources.base",
