@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 import xxhash
@@ -18,6 +19,7 @@ from hapi.errors import (
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
+from hapi.paths import user_path
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.loading.load import CHECKSUM, Loaded, load
 from hapi.repository.manifest import ModelManifest
@@ -103,6 +105,23 @@ class StoredModel(PushedModel):
     def _distrust(self, entry: TensorEntry) -> bool:
         """Whether the damaged bytes came from elsewhere than the store, so that reading them once more may help."""
         return self.store.distrust(entry.pack, entry.start, entry.stop)
+
+    def save(self, output: str | Path) -> None:
+        """Write the model as ``hapi pull`` does: every byte is checked, and what is there is whole.
+
+        Args:
+            output: a ``.safetensors`` file, which is a model file and a plain state dict; or a folder, which is filled
+                as Hugging Face's libraries do.
+
+        Raises:
+            ModelError: the network cannot be built here.
+            DataError: a tensor is damaged in the store.
+            HapiError: the files cannot be written.
+        """
+        from hapi.repository.pulling.files import write  # they read what is stored, so they import this
+        from hapi.repository.pulling.selection import whole
+
+        write(self, whole(self), user_path(output, "output"))
 
     def key(self, name: str) -> str:
         """Key of stored tensor ``name``'s content."""

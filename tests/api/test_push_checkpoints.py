@@ -159,3 +159,13 @@ def test_of_tied_names_the_later_one_counts_as_in_torch(
     assert isinstance(made, nn.Module)
     assert torch.equal(found.module.state_dict()["a.weight"], made.state_dict()["a.weight"])
     assert torch.equal(load_file(tmp_path / "m.safetensors")["b.weight"], made.state_dict()["a.weight"])
+
+
+@pytest.mark.usefixtures("never_built")
+def test_a_saved_model_file_is_streamed_back(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    given = str(write(tmp_path, "safetensors", state))
+    hapi.push("resnet18", f"{tmp_path}/store/net", weights=given, input_size=64)
+    hapi.open_model(f"{tmp_path}/store/net").save(tmp_path / "net.safetensors")
+    again = push_model(f"{tmp_path}/net.safetensors", f"{tmp_path}/store/net")
+    assert again.written == 0 and again.model.manifest.card is not None
+    assert again.model.manifest.digest == hapi.open_model(f"{tmp_path}/store/net@1").digest

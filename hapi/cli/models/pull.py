@@ -12,7 +12,7 @@ from hapi.cli.shared.progress import TransferBar
 from hapi.errors import UsageError
 from hapi.factories import search_here
 from hapi.models.zoo.names import FILE_SUFFIXES
-from hapi.paths import check_outputs, make_folder, user_path
+from hapi.paths import check_outputs, user_path
 from hapi.store.open import open_store, split_model_address
 from hapi.units import format_bytes
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         check_outputs((("--output", args.output),))
     search_here()
     from hapi.repository.opening import open_model  # brings torch, after what can be told without
-    from hapi.repository.pulling.files import SHARD_BYTES, write_file, write_folder
+    from hapi.repository.pulling.files import SHARD_BYTES, write
     from hapi.repository.pulling.selection import layers, matching, whole
 
     stored = open_model(open_store(url), reference)
@@ -71,12 +71,8 @@ def run(args: argparse.Namespace) -> int:
     output = user_path(args.output, "--output")
     with TransferBar(f"pulling {stored.name}", args.quiet, by_bytes=True) as bar:
         bar.start(sum(tensor.nbytes for tensor in content.tensors))
-        if single:
-            pulled = write_file(stored, content, output, lambda nbytes: bar.advance(0, nbytes))
-        else:
-            make_folder(output, "--output")
-            limit = args.shard_size or SHARD_BYTES
-            pulled = write_folder(stored, content, output, limit, lambda nbytes: bar.advance(0, nbytes))
+        limit = args.shard_size or SHARD_BYTES
+        pulled = write(stored, content, output, limit, lambda nbytes: bar.advance(0, nbytes))
     what = f"{len(content.tensors)} tensors, {format_bytes(pulled.nbytes)}"
     kept = f", {pulled.kept} of them kept from an earlier pull" if pulled.kept else ""
     files = "" if len(pulled.files) == 1 else f" as {len(pulled.files)} files{kept}"

@@ -14,6 +14,7 @@ import xxhash
 from hapi.atomic import clean_partials, replacing, sync_folder, write_atomically
 from hapi.errors import HapiError, UsageError
 from hapi.models.graph.digest import ContentDigest
+from hapi.paths import make_folder
 from hapi.repository.entries import PIECE_BYTES
 from hapi.repository.pulling.reading import read_in_order
 from hapi.repository.pulling.selection import FileContent, FileTensor
@@ -38,6 +39,23 @@ class Pulled:
     """Bytes of all tensors in them."""
     kept: int = 0
     """Number of shards that an earlier pull had written."""
+
+
+def write(
+    stored: StoredModel,
+    content: FileContent,
+    output: Path,
+    shard_bytes: int = SHARD_BYTES,
+    note: Note = lambda nbytes: None,
+) -> Pulled:
+    """Write the tensors into ``output``: a file if it ends with ``.safetensors``, otherwise a folder, which is made.
+
+    The other arguments and errors are those of :func:`write_file` and :func:`write_folder`.
+    """
+    if output.suffix == ".safetensors":
+        return write_file(stored, content, output, note)
+    make_folder(output, "--output")
+    return write_folder(stored, content, output, shard_bytes, note)
 
 
 def write_file(
