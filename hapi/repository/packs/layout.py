@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hapi.models.graph.digest import content_digest
 from hapi.models.tensors import STORED_NAMES
@@ -57,7 +58,7 @@ class PackPlan:
     tensors: tuple[HashedTensor, ...]
     salt: str = ""
 
-    @property
+    @cached_property
     def header(self) -> bytes:
         """Length field and header of the file."""
         forms = [
@@ -66,12 +67,12 @@ class PackPlan:
         ]
         return encode_header(forms, {"salt": self.salt} if self.salt else None)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Digest of the header, which names the content."""
         return content_digest(self.header)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the file."""
         return len(self.header) + sum(t.source.nbytes for t in self.tensors)
@@ -88,7 +89,7 @@ class WritePlan:
     found: Mapping[str, int]
     """Packs that are there already and are needed: bytes of the whole file by id."""
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of tensors that are written."""
         return sum(tensor.source.nbytes for pack in self.packs for tensor in pack.tensors)
