@@ -33,6 +33,14 @@ def user_path(text: str | Path, what: str) -> Path:
         ) from None
 
 
+def is_folder(path: str | Path) -> bool:
+    """Return whether there is a folder at ``path``; False also for what no path can be."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def user_cache_folder() -> Path | None:
     """``$XDG_CACHE_HOME/hapi`` or ``~/.cache/hapi``; None for a user without a home."""
     given = os.environ.get("XDG_CACHE_HOME", "")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 import uuid
 from functools import cache
+from pathlib import Path
 
+import xxhash
 from fuzz_registry import target
 
 from hapi.models.graph.architecture import ArchitectureGraph
@@ -16,6 +21,7 @@ from hapi.repository.manifest import ModelManifest, _checksum
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.packs.index import PackIndex, tensor_name
 from hapi.repository.packs.place import pack_key
+from hapi.repository.sources.open import open_source
 from hapi.repository.structure import LayerEntry, ModelStructure
 from hapi.repository.versions import version_key
 from hapi.store.base import ObjectStore
@@ -40,7 +46,10 @@ def _model_structure() -> ModelStructure:
 
 
 def _model_seeds() -> list[bytes]:
-    entry = TensorEntry("a", "float32", (2, 3), content_digest(bytes(24)), "0" * 16, pack_key("a" * 32), 64)
+    held = bytes(24)
+    entry = TensorEntry(
+        "a", "float32", (2, 3), content_digest(held), xxhash.xxh3_64_hexdigest(held), pack_key("a" * 32), 64
+    )
     manifest = ModelManifest(
         name="fuzzed", version=1, created="", parent=None, structure=_model_structure(),
         spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32), contents=("0" * 32, "1" * 32),
@@ -72,6 +81,43 @@ def models(data: bytes) -> None:
         if entry.nbytes < 1 << 20:
             model.tensor_spec(name)
             model.read_tensor(name)
+
+
+@cache
+def folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="hapi-fuzz-"))
+
+
+atexit.register(lambda: shutil.rmtree(folder(), ignore_errors=True))
+
+
+def _checkpoint_seeds() -> list[bytes]:
+    head = encode_header([("a.weight", "F32", (2, 3), 24), ("b", "BF16", (), 2)], {"format": "pt"})
+    return [head + bytes(26)]
+
+
+@target(_checkpoint_seeds)
+def checkpoints(data: bytes) -> None:
+    """A safetensors file that is pushed."""
+    (folder() / "m.safetensors").write_bytes(data)
+    source = open_source(folder() / "m.safetensors")
+    assert sum(len(piece) for tensor in source.tensors.values() for piece in tensor.pieces()) == source.nbytes
+
+
+def _index_seeds() -> list[bytes]:
+    index = {
+        "metadata": {"total_size": 26},
+        "weight_map": dict.fromkeys(("a.weight", "b"), "shard.safetensors"),
+    }
+    return [json.dumps(index).encode()]
+
+
+@target(_index_seeds)
+def shard_indices(data: bytes) -> None:
+    """The index of a sharded checkpoint that is pushed."""
+    (folder() / "shard.safetensors").write_bytes(_checkpoint_seeds()[0])
+    (folder() / "m.index.json").write_bytes(data)
+    assert open_source(folder() / "m.index.json").nbytes == 26
 
 
 def _structure_seeds() -> list[bytes]:

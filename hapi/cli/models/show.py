@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi.cli.shared.common import EXIT_OK, say, tell
 from hapi.errors import HapiError
 from hapi.models.zoo.names import FILE_SUFFIXES
+from hapi.paths import is_folder
 from hapi.repository.versions import list_versions
 from hapi.store.open import open_store, split_address, split_model_address
 from hapi.text import printable
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_checkpoint(text: str) -> bool:
     """Return whether ``text`` names a checkpoint on this machine; a pushed model of the same name goes first."""
-    if "://" in text or not (text.endswith(FILE_SUFFIXES) or Path(text).is_dir()):
+    if "://" in text or not (text.endswith(FILE_SUFFIXES) or is_folder(text)):
         return False
     return text.endswith(FILE_SUFFIXES) or not _is_pushed(text)
 

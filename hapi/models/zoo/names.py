@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hapi.errors import ModelChoiceError, UsageError
 from hapi.factories import is_factory
-from hapi.paths import user_path
+from hapi.paths import is_folder, user_path
 from hapi.wire.references import ARCHITECTURE_PATTERN
 
 ALIASES = {"transformer": "vit_b_16"}
@@ -38,7 +38,7 @@ def is_checkpoint(text: str) -> bool:
     """
     if is_file(text):
         return ":" not in text or text.endswith(FILE_SUFFIXES)
-    return text != "" and ":" not in text and text not in torchvision_names() and Path(text).is_dir()
+    return text != "" and ":" not in text and text not in torchvision_names() and is_folder(text)
 
 
 def random_seed(weights: str) -> int | None:

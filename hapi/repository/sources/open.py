@@ -11,7 +11,7 @@ import torch
 from hapi.errors import ModelError
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.weights import without_wrapper
-from hapi.paths import user_path
+from hapi.paths import is_folder, user_path
 from hapi.repository.entries import DTYPES, SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.safetensors_file import read_safetensors
@@ -80,7 +80,7 @@ def open_source(path: str | Path) -> TensorSource:
         ModelError: there is no checkpoint, or it is damaged.
     """
     target = user_path(path, "weights")
-    if target.is_dir():
+    if is_folder(target):
         target = _in_folder(target)
     if target.name.endswith(INDEX_SUFFIX):
         return _sharded(target)

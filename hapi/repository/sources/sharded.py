@@ -74,7 +74,7 @@ def read_shards(index: ShardIndex, read: ReadShard) -> dict[str, SourceTensor]:
     homes: dict[str, str] = {}
     for shard in dict.fromkeys(index.shards.values()):
         path = index.path.parent / shard
-        if not path.is_file():
+        if not _exists(path):
             count = sum(file == shard for file in index.shards.values())
             raise ModelError(f"{what}: {shard} is missing, with {count} tensors; download it again")
         for name, tensor in read(path).items():
@@ -96,3 +96,10 @@ def read_shards(index: ShardIndex, read: ReadShard) -> dict[str, SourceTensor]:
             "another checkpoint; download them again, or correct total_size"
         )
     return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

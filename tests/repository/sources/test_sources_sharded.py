@@ -89,6 +89,11 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     refused(folder, f"{shard} is missing, with 3 tensors")
 
 
+@pytest.mark.parametrize("shard", ["x" * 5000, "\ud800.safetensors"])
+def test_a_name_that_no_file_can_have_is_missing(folder: Path, shard: str) -> None:
+    refused(changed(folder, weight_map={"a": shard}), "is missing, with 1 tensors")
+
+
 def test_a_tensor_in_no_shard_is_named(folder: Path) -> None:
     homes = index_of(folder)["weight_map"]
     changed(folder, weight_map={**homes, "model.norm.weight": homes["lm_head.weight"]})
