@@ -27,7 +27,14 @@ from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
 from hapi.repository.packs.index import PackIndex
-from hapi.repository.packs.layout import HashedLayer, HashedTensor, PackPlan, WritePlan, plan_packs
+from hapi.repository.packs.layout import (
+    HashedLayer,
+    HashedTensor,
+    PackPlan,
+    WritePlan,
+    is_padding,
+    plan_packs,
+)
 from hapi.repository.packs.mending import checked_pieces, mend
 from hapi.repository.packs.place import pack_key
 from hapi.repository.packs.pushes import RunningPush, running
@@ -319,10 +326,10 @@ def _has(store: ObjectStore, pack: PackPlan) -> bool:
 def _file(pack: PackPlan, note: Callable[[int], None]) -> Iterator[memoryview]:
     """The pack's bytes; :class:`DataError` if a source has others than when it was hashed."""
     yield memoryview(pack.header)
-    for tensor in pack.tensors:
+    for name, tensor in zip(pack.names, pack.tensors, strict=True):
         for piece in checked_pieces(tensor):
             yield piece
-            note(len(piece))
+            note(0 if is_padding(name) else len(piece))
 
 
 def _check_packs(store: ObjectStore, plan: WritePlan) -> None:

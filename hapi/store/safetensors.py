@@ -46,13 +46,16 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
 
 
 def encode_header(
-    tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] | None = None
+    tensors: Iterable[tuple[str, str, Sequence[int], int]],
+    metadata: Mapping[str, str] | None = None,
+    alignment: int = 8,
 ) -> bytes:
     """The length field and header of a file whose tensors follow one another in this order.
 
     Args:
         tensors: For each its name, its type as the format calls it ("F32"), its shape, and its bytes.
         metadata: Texts to be kept beside them.
+        alignment: The first tensor begins at a multiple of these bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -60,7 +63,7 @@ def encode_header(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
         offset += nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text
 
 

@@ -78,7 +78,7 @@ def test_packs_are_safetensors_in_layer_order(store: CountingStore, pushed_folde
     entries = [stored.manifest.tensors[n] for n in names]
     assert len(by_library) == 2  # up to the default freeze, and after it
     assert [e.pack for e in entries] == sorted((e.pack for e in entries), key=[e.pack for e in entries].index)
-    assert all(a.stop == b.start for a, b in pairwise(entries) if a.pack == b.pack)
+    assert all(0 <= b.start - a.stop < 64 for a, b in pairwise(entries) if a.pack == b.pack)
     for entry in entries:
         tensors = by_library[pushed_folder / entry.pack]
         (found,) = [t for n, t in tensors.items() if n.endswith(entry.digest)][:1]

@@ -44,7 +44,7 @@ def some_tensors(count: int, seed: int = 0, most: int = 40_000) -> Named:
 
 def flip(store: ObjectStore, entry: TensorEntry, at: int = -1) -> None:
     """Change one bit of a stored tensor, of its last byte unless another is named."""
-    data = bytearray(store.get(entry.pack))
+    data = bytearray(store.get(entry.pack, 1 << 30))
     data[(entry.start if at >= 0 else entry.stop) + at] ^= 1
     store.put(entry.pack, data)
 

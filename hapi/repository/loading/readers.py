@@ -16,8 +16,8 @@ from hapi.repository.loading.landing import Landing, Room
 from hapi.repository.loading.plan import ContentSlice, ReadPlan, ReadRange
 from hapi.store.base import ReadPart, Then
 
-STEP_BYTES = 512 << 10
-"""Bytes that are read and then checked: they stay in a processor's own cache."""
+STEP_BYTES = 1 << 20
+"""Bytes that are read and then checked: they are still in the processor's cache."""
 AHEAD_BYTES = 256 << 20
 """Bytes that are read ahead of the caller, but for a larger tensor."""
 

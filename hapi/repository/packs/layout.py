@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import xxhash
+
 from hapi.models.graph.digest import content_digest
 from hapi.models.tensors import STORED_NAMES
 from hapi.repository.entries import DTYPES, SourceTensor, TensorEntry
@@ -24,6 +26,11 @@ PACK_BYTES = 256 << 20
 LARGE_BYTES = 256 << 10
 """A tensor of so many bytes is not stored again when only others of its layer differ: reading it from elsewhere takes a
 request more, in which a store sends about as much."""
+ALIGNMENT, ALIGNED_BYTES = 64, 64 << 10
+"""Tensors of so many bytes begin at multiples of a cache line, as they will in memory. Reading 575 MB out of the page
+cache took 38 ms of processor time so, and 57 to 61 from 8 bytes beside."""
+_PADDING = "padding:"
+"""Beginning of the names of the few bytes before them: the format knows no gaps."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class PackPlan:
             (name, STORED_NAMES[DTYPES[t.source.dtype]], t.source.shape, t.source.nbytes)
             for name, t in zip(self.names, self.tensors, strict=True)
         ]
-        return encode_header(forms, {"salt": self.salt} if self.salt else None)
+        return encode_header(forms, {"salt": self.salt} if self.salt else None, ALIGNMENT)
 
     @cached_property
     def id(self) -> str:
@@ -92,7 +99,12 @@ class WritePlan:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of tensors that are written."""
-        return sum(tensor.source.nbytes for pack in self.packs for tensor in pack.tensors)
+        return sum(
+            tensor.source.nbytes
+            for pack in self.packs
+            for name, tensor in zip(pack.names, pack.tensors, strict=True)
+            if not is_padding(name)
+        )
 
 
 def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collection[str] = ()) -> WritePlan:
@@ -152,7 +164,28 @@ def _groups(
 
 
 def _pack(group: Sequence[tuple[str, HashedTensor]]) -> PackPlan:
-    return PackPlan(tuple(name for name, _ in group), tuple(tensor for _, tensor in group))
+    """The pack of these tensors, with padding before large ones."""
+    padded: list[tuple[str, HashedTensor]] = []
+    start = 0
+    for name, tensor in group:
+        gap = -start % ALIGNMENT
+        if gap and tensor.source.nbytes >= ALIGNED_BYTES:
+            padded.append((f"{_PADDING}{len(padded)}", _padding(gap)))
+            start += gap
+        padded.append((name, tensor))
+        start += tensor.source.nbytes
+    return PackPlan(tuple(name for name, _ in padded), tuple(tensor for _, tensor in padded))
+
+
+def is_padding(name: str) -> bool:
+    """Return whether ``name``, of a pack's tensor, is that of bytes without a meaning."""
+    return name.startswith(_PADDING)
+
+
+def _padding(nbytes: int) -> HashedTensor:
+    zeros = bytes(nbytes)
+    source = SourceTensor("padding", "uint8", (nbytes,), lambda: iter([memoryview(zeros)]))
+    return HashedTensor(source, content_digest(zeros), xxhash.xxh3_64_hexdigest(zeros))
 
 
 def _salted(pack: PackPlan, avoid: Collection[str]) -> PackPlan:
@@ -165,8 +198,9 @@ def _salted(pack: PackPlan, avoid: Collection[str]) -> PackPlan:
 
 def _starts(pack: PackPlan) -> Iterator[int]:
     start = len(pack.header)
-    for tensor in pack.tensors:
-        yield start
+    for name, tensor in zip(pack.names, pack.tensors, strict=True):
+        if not is_padding(name):
+            yield start
         start += tensor.source.nbytes
 
 
