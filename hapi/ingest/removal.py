@@ -22,7 +22,15 @@ from hapi.data.replaced import KEEP_OLD_SECONDS, keep, kept
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
 from hapi.ingest.transaction import Packing
 from hapi.repository.packs.collect import collect_packs
-from hapi.repository.versions import list_tags, model_prefix, parse_reference, resolve, version_key
+from hapi.repository.versions import (
+    ModelAddress,
+    holding,
+    list_tags,
+    model_prefix,
+    parse_reference,
+    resolve,
+    version_key,
+)
 from hapi.store.base import ObjectInfo, ObjectStore, is_key
 from hapi.store.locking.locks import is_lock_object
 from hapi.units import format_duration
@@ -112,35 +120,37 @@ def remove_model(store: ObjectStore, reference: str, *, dry_run: bool = False) -
 
     Raises:
         NotFoundError: there is no such model or version.
-        ConflictError: the version has a tag.
+        ConflictError: the version has a tag, or somebody else has been changing tags for ten seconds.
     """
     address = parse_reference(reference)
-    if address.wanted is not None:
-        version = resolve(store, address)
-        tags = [tag.name for tag in list_tags(store, address.name).values() if tag.version == version]
-        if tags:
-            raise ConflictError(
-                f"version {version} of model {address.name!r} is tagged {', '.join(tags)}; move the tag first"
-                " (hapi tag), or remove the whole model"
-            )
-        key = version_key(address.name, version)
-        found = Removal(
-            "model",
-            reference,
-            tuple(info for info in store.list(model_prefix(address.name)) if info.key == key),
-        )
-    else:
-        objects = store.list(model_prefix(address.name))
-        if not objects:
-            raise _unknown(store, "model", address.name)
-        tags_first = sorted(
-            objects, key=lambda info: (f"{model_prefix(address.name)}/tags/" not in info.key, info.key)
-        )
-        found = Removal("model", reference, tuple(tags_first))
-    if not dry_run:
+    if dry_run:
+        return _model_removal(store, reference, address)
+    with holding(store, address.name):
+        found = _model_removal(store, reference, address)
         for info in found.objects:
             store.delete(info.key)
     return found
+
+
+def _model_removal(store: ObjectStore, reference: str, address: ModelAddress) -> Removal:
+    if address.wanted is not None:
+        version = resolve(store, address)
+        held = [tag.name for tag in list_tags(store, address.name).values() if tag.version == version]
+        if held:
+            raise ConflictError(
+                f"version {version} of model {address.name!r} is tagged {', '.join(held)}; move the tag first"
+                " (hapi tag), or remove the whole model"
+            )
+        key = version_key(address.name, version)
+        objects = [info for info in store.list(model_prefix(address.name)) if info.key == key]
+        return Removal("model", reference, tuple(objects))
+    objects = store.list(model_prefix(address.name))
+    if not objects:
+        raise _unknown(store, "model", address.name)
+    tags = f"{model_prefix(address.name)}/tags/"
+    return Removal(
+        "model", reference, tuple(sorted(objects, key=lambda info: (tags not in info.key, info.key)))
+    )
 
 
 def collect(

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import xxhash
-
 from hapi.errors import BadRequestError, ConflictError, DataError
 from hapi.models.graph.architecture import LayerIdentity
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.entries import TensorEntry, check_checksum
 from hapi.repository.packs.place import PACK_PATTERN, pack_id, pack_key
 from hapi.repository.structure import LayerEntry, ModelStructure
-from hapi.repository.versions import version_key
+from hapi.repository.versions import document_checksum, version_key
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest, check_model, check_name
 
@@ -123,7 +121,7 @@ class ModelManifest:
             "packs": [pack_id(key) for key in packs],
             "tensors": [[e.digest, e.checksum, packs[e.pack], e.start] for e in self.tensors.values()],
         }
-        return {**document, "checksum": _checksum(document)}
+        return {**document, "checksum": document_checksum(document)}
 
     def to_bytes(self) -> bytes:
         """Return the document as UTF-8 JSON."""
@@ -148,7 +146,7 @@ class ModelManifest:
         """
         d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model")
         check_format(d)
-        if _checksum({k: v for k, v in d.items() if k != "checksum"}) != d["checksum"]:
+        if document_checksum(d) != d["checksum"]:
             raise BadRequestError("its checksum does not fit its content")
         if d["structure"] != structure.digest:
             raise BadRequestError(f"it has structure {d['structure']!r:.40}, not {structure.digest}")
@@ -222,8 +220,3 @@ def _entry(form: Any, document: Any, packs: Sequence[str]) -> TensorEntry:
         packs[check_int(pack, 0, len(packs) - 1, what)],
         check_int(start, 8, 2**62, what),
     )
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return xxhash.xxh3_128_hexdigest(text.encode())

@@ -26,7 +26,7 @@ from hapi.models.zoo.names import is_file
 from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
-from hapi.repository.packs.index import PackIndex
+from hapi.repository.packs.index import PackIndex, pack_ids
 from hapi.repository.packs.layout import (
     HashedLayer,
     HashedTensor,
@@ -36,7 +36,7 @@ from hapi.repository.packs.layout import (
     plan_packs,
 )
 from hapi.repository.packs.mending import checked_pieces, mend
-from hapi.repository.packs.place import pack_key
+from hapi.repository.packs.place import pack_id, pack_key
 from hapi.repository.packs.pushes import RunningPush, running
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
@@ -227,11 +227,12 @@ class _Draft:
 
 def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: PushProgress) -> Pushed:
     with running(store) as push:
-        plan = _planned(store, draft, push)
+        plan = _planned(store, draft, push, repair)
         if repair:
             mend(store, plan, push.lease)
         newest = _newest(store, name)
-        if newest is not None and not plan.packs and _same(newest, draft):
+        whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
+        if newest is not None and whole and not plan.packs and _same(newest, draft):
             if repair:
                 store.put(newest.structure.key, newest.structure.to_bytes())
             return Pushed(model=StoredModel(store, newest), written=0, new=False)
@@ -243,7 +244,7 @@ def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: 
         _check_packs(store, plan)
         push.lease.check()
         written, new = _append(store, manifest, draft)
-        store.clean_temporary(f"models/{name}")
+        store.clean_temporary(f"models/{name}", alone=False)  # other pushes write there
     return Pushed(model=StoredModel(store, written), written=plan.nbytes, new=new)
 
 
@@ -279,17 +280,24 @@ def _same(newest: ModelManifest, draft: _Draft) -> bool:
     )
 
 
-def _planned(store: ObjectStore, draft: _Draft, push: RunningPush) -> WritePlan:
-    """The plan, none of whose packs is condemned."""
+def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool) -> WritePlan:
+    """The plan, none of whose packs is condemned; those that a repair looks at are needed too."""
     layers, structure = draft.layers(), draft.structure.digest
     avoid: frozenset[str] = frozenset()
     for _ in range(_PLANS):
-        plan = plan_packs(layers, PackIndex.read(store, avoid), avoid)
-        needed = plan.found.keys() | {pack.id for pack in plan.packs}
+        known = PackIndex.read(store, avoid, cut_short=repair)
+        plan = plan_packs(layers, known, avoid)
+        used = set(plan.found)
+        if repair:
+            copies = (known.tensors.get(tensor.digest, ()) for tensor in draft.hashed)
+            used |= {place.pack for places in copies for place in places}
+        needed = used | {pack.id for pack in plan.packs}
         condemned = push.needs(needed, structure)
         avoid = condemned.packs
-        if not needed & avoid and structure not in condemned.structures:
-            return plan
+        if not needed & avoid and structure not in condemned.structures and used <= pack_ids(store):
+            return (
+                plan  # else a collection took some between the look at their headers and the word of the need
+            )
         if structure in condemned.structures:
             time.sleep(_COLLECTED_SECONDS)
     raise ConflictError(

@@ -10,18 +10,23 @@ A reference is a name with a version, a tag, or the first digits of a digest: ``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+
+import xxhash
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
 from hapi.store.base import ObjectStore
 from hapi.wire.documents import check_int, parse_document
 from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model, check_name, check_tag
 
-MODELS = "models"
+MODELS, NAMES = "models", "repository/names"
 _DIGITS = 8
+_WAIT_SECONDS, _LOOK_SECONDS = 10.0, 0.02
 _TRIES = 100
 """Changes of a tag that others may make while one is made."""
 
@@ -102,9 +107,9 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
         )
     tags = _numbers(store, f"{model_prefix(name)}/tags/{wanted}")
     if tags:
-        tagged = _read_tag(store, name, wanted, tags[-1]).version
-        if tagged in versions:
-            return tagged
+        tag = _read_tag(store, name, wanted, tags[-1])
+        if tag.version in versions and _digest(store, name, tag.version) == tag.digest:
+            return tag.version  # else a later push has the number of a version that is gone
     for version in reversed(versions) if len(wanted) >= LEAST_DIGEST_DIGITS else ():
         if _digest(store, name, version).startswith(wanted):
             return version
@@ -135,8 +140,36 @@ def add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
     Raises:
         NotFoundError: there is no such version.
         BadRequestError: it is no name for a tag.
+        ConflictError: others have been removing versions or tagging them for ten seconds.
     """
     check_tag(tag, "tag")
+    with holding(store, name):
+        return _add_tag(store, name, tag, version)
+
+
+@contextmanager
+def holding(store: ObjectStore, name: str) -> Iterator[None]:
+    """Keep versions and tags of ``name`` together during the block: none is removed while another is tagged.
+
+    Pushes do not wait for it, since they only add versions.
+
+    Raises:
+        ConflictError: another process holds them for ten seconds.
+    """
+    deadline = time.monotonic() + _WAIT_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(store.lock(f"{NAMES}/{check_name(name, 'model')}.lock"))
+                break
+            except ConflictError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+        yield
+
+
+def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
     created = datetime.now(UTC).isoformat(timespec="seconds")
     found = Tag(tag, version, _digest(store, name, version), created)
     folder = f"{model_prefix(name)}/tags/{tag}"
@@ -150,10 +183,11 @@ def add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
 
 def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
     """Remove the versions of ``name`` earlier than ``before`` that no tag holds; return them."""
-    tagged = {tag.version for tag in list_tags(store, name).values()}
-    dropped = [number for number in list_versions(store, name) if number < before and number not in tagged]
-    for number in dropped:
-        store.delete(version_key(name, number))
+    with holding(store, name):
+        tagged = {tag.version for tag in list_tags(store, name).values()}
+        dropped = [n for n in list_versions(store, name) if n < before and n not in tagged]
+        for number in dropped:
+            store.delete(version_key(name, number))
     return dropped
 
 
@@ -166,6 +200,13 @@ def read_document(store: ObjectStore, key: str) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise DataError(f"{store.url}/{key} is no description of a model; push the model again")
     return document
+
+
+def document_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of a version's document: of everything in it but the checksum."""
+    covered = {name: value for name, value in document.items() if name != "checksum"}
+    text = json.dumps(covered, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def _digest(store: ObjectStore, name: str, version: int) -> str:

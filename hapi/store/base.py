@@ -255,6 +255,12 @@ class ObjectStore(ABC):
         del key, start, stop
         return False
 
-    def clean_temporary(self, prefix: str) -> None:
-        """Remove the files that killed writers left under ``prefix``. Only for the holder of the lock there."""
+    def clean_temporary(self, prefix: str, *, alone: bool = True) -> None:
+        """Remove the files that killed writers left under ``prefix``.
+
+        Args:
+            prefix: where to look.
+            alone: the caller holds the lock there. False where others write: a file whose writer cannot be seen from
+                here then stays for a day.
+        """
         check_prefix(prefix)

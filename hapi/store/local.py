@@ -305,10 +305,10 @@ class LocalStore(ObjectStore):
         """Return the object's path."""
         return self.path_of(key)
 
-    def clean_temporary(self, prefix: str) -> None:
+    def clean_temporary(self, prefix: str, *, alone: bool = True) -> None:
         """Remove the temporary files of dead writers below ``prefix``."""
         for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
-            if clean_partials(Path(folder), alone=True):
+            if clean_partials(Path(folder), alone=alone):
                 self._prune(Path(folder))
 
     def path_of(self, key: str) -> Path:

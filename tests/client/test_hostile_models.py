@@ -16,8 +16,8 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
 from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.manifest import _checksum
 from hapi.repository.push import push
+from hapi.repository.versions import document_checksum
 from hapi.store.open import open_store
 from hapi.wire.frames import Buffer
 from hapi.wire.transport.http import LoopbackTransport
@@ -39,7 +39,7 @@ def opened(document: dict[str, Any], classes: int = 4) -> None:
     structure = document.get("structure")
     text = json.dumps(structure, separators=(",", ":"), ensure_ascii=True)
     document["structure"] = content_digest(text.encode())
-    document["checksum"] = _checksum({k: v for k, v in document.items() if k != "checksum"})
+    document["checksum"] = document_checksum(document)
 
     def handler(method: str, path: str, asked: bytes) -> tuple[int, dict[str, str], Iterator[Buffer]]:
         return 200, {}, iter([text.encode() if "structures" in path else json.dumps(document).encode()])

@@ -17,13 +17,13 @@ from hapi.models.graph.architecture import ArchitectureGraph
 from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.entries import TensorEntry, TensorForm
-from hapi.repository.manifest import ModelManifest, _checksum
+from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.packs.index import PackIndex, tensor_name
 from hapi.repository.packs.place import pack_key
 from hapi.repository.sources.open import open_source
 from hapi.repository.structure import LayerEntry, ModelStructure
-from hapi.repository.versions import version_key
+from hapi.repository.versions import document_checksum, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 from hapi.store.safetensors import encode_header
@@ -66,7 +66,7 @@ def models(data: bytes) -> None:
         try:
             document = json.loads(body)
             content = {key: value for key, value in document.items() if key != "checksum"}
-            body = json.dumps({**content, "checksum": _checksum(content)}).encode()
+            body = json.dumps({**content, "checksum": document_checksum(content)}).encode()
         except (ValueError, RecursionError, AttributeError):
             pass
     structure = _model_structure()

@@ -27,10 +27,10 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.manifest import _checksum
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.push import push
 from hapi.repository.structure_key import structure_key
+from hapi.repository.versions import document_checksum
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
@@ -128,7 +128,7 @@ def change_model(files: Files, rng: random.Random) -> None:
         text = json.dumps(structure).encode()
         document["structure"] = content_digest(text)
         files[structure_key(document["structure"])] = text
-    document["checksum"] = _checksum({key: value for key, value in document.items() if key != "checksum"})
+    document["checksum"] = document_checksum(document)
     files[MODEL] = json.dumps(document).encode()
 
 

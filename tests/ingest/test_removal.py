@@ -23,7 +23,7 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.removal import collect, remove
 from hapi.repository.packs.place import pack_key
 from hapi.repository.structure_key import structure_key
-from hapi.repository.versions import version_key
+from hapi.repository.versions import document_checksum, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 
@@ -46,7 +46,9 @@ def put_model(store: ObjectStore, name: str, pack: str = PACK) -> None:
     """A pushed model as far as removal looks at it."""
     store.put(pack_key(pack), b"weights")
     store.put(structure_key(pack), b"structure")
-    store.put(version_key(name, 1), json.dumps({"packs": [pack], "structure": pack}).encode())
+    document = {"packs": [pack], "structure": pack}
+    text = json.dumps({**document, "checksum": document_checksum(document)})
+    store.put(version_key(name, 1), text.encode())
 
 
 def test_removed_at_once(store: ObjectStore) -> None:

@@ -341,13 +341,16 @@ def test_repair_mends_what_the_store_has_for_all_models(tmp_path: Path) -> None:
         (tmp_path / entry.pack).read_bytes()[:-900_000],
     ):
         (tmp_path / entry.pack).write_bytes(damaged)
-        assert not push(store, "net", net(), SPEC).new  # it does not look, and nothing is mended
         model = first.layered()
         with pytest.raises(DataError, match=r"'net.*; push the model again with --repair"):
             first.load(model, 0, len(model))
         pushed = push(store, "net", net(), SPEC, repair=True)
         assert not pushed.new and {path: path.read_bytes() for path in packs(tmp_path)} == whole
         assert first.load(first.layered(), 0, len(model)) > 0
+    (tmp_path / entry.pack).write_bytes(flipped(tmp_path / entry.pack, entry.start + 5))
+    assert not push(store, "net", net(), SPEC).new  # it does not look, and nothing is mended
+    assert {path: path.read_bytes() for path in packs(tmp_path)} != whole
+    push(store, "net", net(), SPEC, repair=True)
     (tmp_path / entry.pack).unlink()
     with pytest.raises(DataError, match=r"'net.*has 0 bytes"):
         first.load(first.layered(), 0, 1)

@@ -18,7 +18,13 @@ from hapi.errors import DataError, NotFoundError
 from hapi.repository.packs.place import PACKS, is_pack, pack_id, pack_key
 from hapi.repository.packs.pushes import CONDEMNED, PUSHES, Needed, needed_by_pushes
 from hapi.repository.structure_key import STRUCTURES, structure_key
-from hapi.repository.versions import list_versions, model_names, read_document, version_key
+from hapi.repository.versions import (
+    document_checksum,
+    list_versions,
+    model_names,
+    read_document,
+    version_key,
+)
 from hapi.store.base import ObjectInfo, ObjectStore
 
 LOCK = "repository/gc.lock"
@@ -55,7 +61,7 @@ def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectI
             lease.check()
             store.delete(CONDEMNED)
         for folder in (PACKS, PUSHES, STRUCTURES):
-            store.clean_temporary(folder)
+            store.clean_temporary(folder, alone=False)  # pushes write there
     return tuple(going.values())
 
 
@@ -70,8 +76,11 @@ def needed_by_models(store: ObjectStore) -> Needed:
                 document = read_document(store, key)
             except NotFoundError:
                 continue  # removed since the listing
-            structures.add(_text(document, "structure", f"{store.url}/{key}"))
-            packs |= set(_texts(document, "packs", f"{store.url}/{key}"))
+            where = f"{store.url}/{key}"
+            if document.get("checksum") != document_checksum(document):
+                raise _unreadable(where)
+            structures.add(_text(document, "structure", where))
+            packs |= set(_texts(document, "packs", where))
     return Needed(frozenset(packs), frozenset(structures))
 
 
@@ -88,11 +97,15 @@ def _garbage(store: ObjectStore, *, clean: bool) -> Mapping[str, ObjectInfo]:
 def _text(document: Mapping[str, object], field: str, where: str) -> str:
     value = document.get(field)
     if not isinstance(value, str):
-        raise DataError(
-            f"{where} does not say what it needs, so nothing can be removed: it is damaged or from another version of "
-            "hapi; remove that model with 'hapi rm' or push it again"
-        )
+        raise _unreadable(where)
     return value
+
+
+def _unreadable(where: str) -> DataError:
+    return DataError(
+        f"{where} does not say what it needs, so nothing can be removed: it is damaged or from another version of "
+        "hapi; remove that version with 'hapi rm' and push the model again"
+    )
 
 
 def _texts(document: Mapping[str, object], field: str, where: str) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Content of a store's packs, from their headers: what a push need not write again. Brings no torch.
+"""Content of a store's packs, from their headers: what a push need not write again.
 
 A pack is a safetensors file. The name of each of its tensors says what it is::
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hapi.errors import NotFoundError
+from hapi.models.graph.digest import content_digest
 from hapi.repository.packs.place import PACKS, is_pack, pack_id
 from hapi.store.base import ObjectStore, ReadPart
 from hapi.store.safetensors import MAX_HEADER_BYTES
@@ -41,18 +42,30 @@ class PackIndex:
 
     layers: dict[str, tuple[PackedAt, ...]] = field(default_factory=dict)
     """Places of the tensors of whole layers by the layer's digest."""
-    tensors: dict[str, PackedAt] = field(default_factory=dict)
-    """Places of single tensors by digest."""
+    tensors: dict[str, list[PackedAt]] = field(default_factory=dict)
+    """Places of each single tensor by digest; more than one where pushes met, or a collection was under way."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes that each pack has when it is whole, by id."""
 
     @classmethod
-    def read(cls, store: ObjectStore, without: Collection[str] = ()) -> PackIndex:
-        """Read the headers of all packs of ``store`` but those of the ids in ``without``."""
+    def read(cls, store: ObjectStore, without: Collection[str] = (), *, cut_short: bool = False) -> PackIndex:
+        """Read the headers of all packs of ``store`` but those of the ids in ``without``.
+
+        A pack whose header is not the one that it is named by has nothing to offer.
+
+        Args:
+            store: of the packs.
+            without: ids of packs that are left out.
+            cut_short: take packs too that are shorter than their headers say, to mend them.
+        """
         sizes = {i.key: i.size for i in store.list(PACKS) if is_pack(i.key) and pack_id(i.key) not in without}
         index = cls()
-        for key, header in read_heads(store, sizes).items():
-            index.add(pack_id(key), header)
+        for key, head in read_heads(store, sizes).items():
+            header = head[: _header_bytes(head)]
+            if content_digest(header) != pack_id(key):
+                continue
+            if cut_short or sizes[key] >= max((stop for _, stop in _ranges(header).values()), default=0):
+                index.add(pack_id(key), header)
         return index
 
     def add(self, pack: str, header: bytes) -> None:
@@ -67,10 +80,15 @@ class PackIndex:
             place = PackedAt(pack, start)
             layers.setdefault(found[1], {})[int(found[2])] = place
             counts[found[1]] = int(found[3])
-            self.tensors.setdefault(found[4], place)
+            self.tensors.setdefault(found[4], []).append(place)
         for layer, places in layers.items():
             if sorted(places) == list(range(counts[layer])):
                 self.layers.setdefault(layer, tuple(places[number] for number in range(counts[layer])))
+
+
+def pack_ids(store: ObjectStore) -> set[str]:
+    """Return the ids of the packs that are there."""
+    return {pack_id(key) for key in store.list_keys(PACKS) if is_pack(key)}
 
 
 def tensor_name(layer: str, number: int, count: int, tensor: str) -> str:
@@ -85,7 +103,7 @@ def read_heads(store: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]
     heads = _read(store, {key: min(size, HEAD_BYTES) for key, size in sizes.items()})
     longer = {}
     for key, head in heads.items():
-        length = 8 + int.from_bytes(head[:8], "little")
+        length = _header_bytes(head)
         if len(head) < length <= min(sizes[key], MAX_HEADER_BYTES):
             longer[key] = length
     return heads | (_read(store, longer) if longer else {})
@@ -107,9 +125,14 @@ def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
         return found
 
 
+def _header_bytes(head: bytes) -> int:
+    """Bytes of length field and header."""
+    return 8 + int.from_bytes(head[:8], "little")
+
+
 def _ranges(header: bytes) -> dict[str, tuple[int, int]]:
     """First byte in the file of each tensor by name, and the one after its last."""
-    length = 8 + int.from_bytes(header[:8], "little")
+    length = _header_bytes(header)
     try:
         document = parse_document(header[8:length])
         offsets = {name: entry["data_offsets"] for name, entry in document.items() if name != "__metadata__"}

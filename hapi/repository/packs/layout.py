@@ -95,6 +95,8 @@ class WritePlan:
     """All tensors by name."""
     found: Mapping[str, int]
     """Packs that are there already and are needed: bytes of the whole file by id."""
+    known: PackIndex
+    """Content that the store had."""
 
     @cached_property
     def nbytes(self) -> int:
@@ -119,17 +121,21 @@ def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collectio
     ends: set[int] = set()
     places: dict[str, PackedAt | int] = {}  # a new tensor has its number among the new ones
     written: dict[str, list[PackedAt | int]] = {}
+    large: dict[str, PackedAt | int] = {digest: copies[0] for digest, copies in known.tensors.items()}
     for layer in layers:
         digest, count = layer.digest, len(layer.tensors)
         whole: Sequence[PackedAt | int] = known.layers.get(digest) or written.get(digest) or ()
         if len(whole) != count:
             own: list[PackedAt | int] = []
             for number, tensor in enumerate(layer.tensors):
-                large = tensor.source.nbytes >= LARGE_BYTES
-                place = known.tensors.get(tensor.digest) if large else None
-                own.append(len(new) if place is None else place)
+                is_large = tensor.source.nbytes >= LARGE_BYTES
+                place = large.get(tensor.digest) if is_large else None
                 if place is None:
+                    place = len(new)
                     new.append((tensor_name(digest, number, count, tensor.digest), tensor))
+                    if is_large:
+                        large[tensor.digest] = place
+                own.append(place)
             whole = written[digest] = own
         places |= {t.source.name: place for t, place in zip(layer.tensors, whole, strict=True)}
         if layer.ends_pack:
@@ -144,6 +150,7 @@ def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collectio
         entries={name: _entry(tensor, final[name]) for name, tensor in tensors.items()},
         tensors=tensors,
         found={pack: known.sizes[pack] for pack in found},
+        known=known,
     )
 
 

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import xxhash
 
 from hapi.errors import DataError
 from hapi.repository.entries import PIECE_BYTES, TensorEntry
 from hapi.repository.packs.layout import HashedTensor, WritePlan
-from hapi.repository.packs.place import pack_id
+from hapi.repository.packs.place import pack_id, pack_key
 from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
 
 def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> int:
-    """Check the tensors that ``plan`` found in the store; write the packs of damaged ones anew, under their names.
+    """Check all copies that the store has of ``plan``'s tensors; write damaged packs anew, under their names.
 
     The other tensors of such a pack stay as they are.
 
     Returns:
-        The number of damaged tensors.
+        The number of damaged copies.
     """
     damaged: dict[str, list[TensorEntry]] = {}
-    for entry in plan.entries.values():
-        if pack_id(entry.pack) in plan.found and not _sound(store, entry):
-            damaged.setdefault(entry.pack, []).append(entry)
+    for entry in {entry.digest: entry for entry in plan.entries.values()}.values():
+        for pack, start in plan.known.tensors.get(entry.digest, ()):
+            copy = replace(entry, pack=pack_key(pack), start=start)
+            if not _sound(store, copy):
+                damaged.setdefault(copy.pack, []).append(copy)
     for key, entries in damaged.items():
         lease.check()
-        size = plan.found[pack_id(key)]
+        size = plan.known.sizes[pack_id(key)]
         store.put_pieces(key, size, _mended(store, key, size, entries, plan.tensors))
     return sum(map(len, damaged.values()))
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from hapi.errors import ConflictError, HapiError, NotFoundError
+from hapi.errors import ConflictError, DataError, HapiError, NotFoundError
 from hapi.repository.packs.place import PACK_PATTERN
 from hapi.repository.versions import read_document
 from hapi.store.base import ObjectStore
@@ -83,15 +83,20 @@ def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
     for key in store.list_keys(PUSHES):
         if not key.endswith(".json"):
             continue
+        damage: DataError | None = None
         try:
             ids = _ids(store, key)
         except NotFoundError:
             continue  # it ended since the listing, with its version written
+        except DataError as error:
+            ids, damage = Needed(), error
         try:
             with store.lock(f"{key.removesuffix('.json')}.lock"):
                 if clean:
                     store.delete(key)
         except ConflictError:  # it lives
+            if damage is not None:
+                raise damage from None
             found = Needed(found.packs | ids.packs, found.structures | ids.structures)
     return found
 

@@ -105,6 +105,6 @@ class DelegatingStore(ObjectStore):
         """As the origin."""
         return self.origin.distrust(key, start, stop)
 
-    def clean_temporary(self, prefix: str) -> None:
+    def clean_temporary(self, prefix: str, *, alone: bool = True) -> None:
         """As the origin."""
-        self.origin.clean_temporary(prefix)
+        self.origin.clean_temporary(prefix, alone=alone)

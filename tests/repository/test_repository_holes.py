@@ -1,0 +1,177 @@
+"""Damage, races and equal content in a repository of models: nothing needed goes, nothing damaged is believed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores import flip
+
+from hapi.errors import ConflictError, DataError, NotFoundError
+from hapi.ingest.removal import remove_model
+from hapi.repository.entries import SourceTensor
+from hapi.repository.opening import open_model
+from hapi.repository.packs.collect import collect_packs
+from hapi.repository.packs.place import pack_id
+from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.push import SourceLayer, push_tensors
+from hapi.repository.stored import StoredModel
+from hapi.repository.verify import verify_model
+from hapi.repository.versions import add_tag, drop_versions, list_tags, list_versions
+from hapi.store.local import LocalStore
+
+LARGE = 512 << 10
+ONE, TWO, THREE = (bytes([byte]) * LARGE for byte in (1, 2, 3))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def layer(name: str, *contents: bytes) -> SourceLayer:
+    def tensor(number: int, content: bytes) -> SourceTensor:
+        def pieces() -> Iterator[memoryview]:
+            yield memoryview(content)
+
+        return SourceTensor(f"{name}.{number}", "uint8", (len(content),), pieces)
+
+    return SourceLayer(name, tuple(tensor(number, content) for number, content in enumerate(contents)))
+
+
+def pushed(store: LocalStore, name: str, *layers: SourceLayer) -> StoredModel:
+    return push_tensors(store, name, layers).model
+
+
+def two_copies(store: LocalStore) -> tuple[StoredModel, StoredModel]:
+    """Models ``one`` and ``two`` with a tensor of the same content in a pack each."""
+    one = pushed(store, "one", layer("a", ONE))
+    condemned = {"packs": [pack_id(one.manifest.packs[0])], "structures": []}
+    store.put(CONDEMNED, json.dumps(condemned).encode())
+    two = pushed(store, "two", layer("a", ONE), layer("b", TWO))
+    store.delete(CONDEMNED)
+    assert not set(one.manifest.packs) & set(two.manifest.packs)
+    return one, two
+
+
+class Meanwhile:
+    """A store in which something else happens just before an object is deleted."""
+
+    def __init__(self, store: LocalStore, happens: Any) -> None:
+        self._store, self._happens = store, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def delete(self, key: str) -> None:
+        if key.startswith("models/"):
+            self._happens()
+        self._store.delete(key)
+
+
+def test_large_tensors_of_equal_content_are_stored_once_in_one_push(store: LocalStore) -> None:
+    done = push_tensors(store, "m", [layer("a", ONE, b"1"), layer("b", ONE, b"2"), layer("c", ONE, ONE)])
+    assert done.written == LARGE + 2
+    assert not verify_model(store, "m").damages
+
+
+def test_a_header_that_is_damaged_says_nothing(store: LocalStore) -> None:
+    key = pushed(store, "m", layer("a", ONE), layer("b", TWO)).manifest.packs[0]
+    data = store.get(key)
+    changed = bytes(data).replace(b"[524288,1048576]", b"[524287,1048575]")
+    assert changed != data
+    store.put(key, changed)
+    pushed(store, "n", layer("b", TWO), layer("c", THREE))
+    assert not verify_model(store, "n").damages
+
+
+def test_a_pack_that_is_cut_short_does_not_stop_pushes(store: LocalStore) -> None:
+    key = pushed(store, "m", layer("a", ONE), layer("b", TWO)).manifest.packs[0]
+    store.put(key, store.get(key)[:-1000])
+    pushed(store, "n", layer("b", TWO), layer("c", THREE))
+    assert not verify_model(store, "n").damages and verify_model(store, "m").damages
+    assert not push_tensors(store, "m", [layer("a", ONE), layer("b", TWO)], repair=True).new
+    assert not verify_model(store, "m").damages
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_repair_mends_every_copy(store: LocalStore, name: str) -> None:
+    entry = {m.manifest.name: m for m in two_copies(store)}[name].manifest.tensors["a.0"]
+    flip(store, entry.pack, entry.start + 9)
+    assert verify_model(store, name).damages
+    layers = [layer("a", ONE)] if name == "one" else [layer("a", ONE), layer("b", TWO)]
+    assert not push_tensors(store, name, layers, repair=True).new
+    assert not verify_model(store, "one").damages and not verify_model(store, "two").damages
+
+
+def test_a_model_whose_pack_is_lost_is_pushed_anew_though_its_content_is_elsewhere(store: LocalStore) -> None:
+    one, _ = two_copies(store)
+    store.delete(one.manifest.packs[0])
+    assert push_tensors(store, "one", [layer("a", ONE)]).written == 0
+    assert not verify_model(store, "one").damages
+
+
+def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(store: LocalStore) -> None:
+    model = pushed(store, "m", layer("a", ONE))
+    pack = pack_id(model.manifest.packs[0])
+    other = f"{(int(pack[0], 16) + 1) % 16:x}{pack[1:]}"
+    text = store.get(model.manifest.key).decode()
+    store.put(model.manifest.key, text.replace(pack, other).encode())
+    with pytest.raises(DataError, match="nothing can be removed"):
+        collect_packs(store)
+    assert store.exists(model.manifest.packs[0])
+    remove_model(store, "m@1")
+    assert model.manifest.packs[0] in [info.key for info in collect_packs(store)]
+
+
+def test_what_a_dead_push_left_damaged_does_not_stop_collections(store: LocalStore) -> None:
+    pushed(store, "m", layer("a", ONE))
+    key = f"{PUSHES}/{'a' * 24}.json"
+    store.put(key, b"{")
+    with store.lock(f"{key.removesuffix('.json')}.lock"), pytest.raises(DataError):
+        collect_packs(store)
+    assert collect_packs(store) == () and not store.exists(key)
+
+
+def test_a_tag_never_names_a_later_version_of_the_same_number(store: LocalStore) -> None:
+    pushed(store, "m", layer("a", ONE))
+    second = pushed(store, "m", layer("a", TWO))
+    add_tag(store, "m", "best", 2)
+    store.delete(second.manifest.key)
+    assert pushed(store, "m", layer("a", THREE)).reference == "m@2"
+    with pytest.raises(NotFoundError, match="no tag or digest 'best'"):
+        open_model(store, "m@best")
+
+
+@pytest.mark.parametrize("removing", ["rm", "replace"])
+def test_a_version_that_is_tagged_while_it_is_removed(store: LocalStore, removing: str) -> None:
+    """The tag waits for the removal, and says that there is no such version."""
+    pushed(store, "m", layer("a", ONE))
+    pushed(store, "m", layer("a", TWO))
+    errors: list[Exception] = []
+
+    def tag() -> None:
+        try:
+            add_tag(store, "m", "best", 1)
+        except (NotFoundError, ConflictError) as error:
+            errors.append(error)
+
+    tagging = threading.Thread(target=tag)
+
+    def meanwhile() -> None:
+        tagging.start()
+        tagging.join(0.3)
+        assert tagging.is_alive() and not list_tags(store, "m")
+
+    other: Any = Meanwhile(store, meanwhile)
+    if removing == "rm":
+        remove_model(other, "m@1")
+    else:
+        drop_versions(other, "m", 2)
+    tagging.join(10)
+    assert [type(error) for error in errors] == [NotFoundError]
+    assert list_versions(store, "m") == [2] and not list_tags(store, "m")

@@ -1,0 +1,149 @@
+"""A push or a collection that stands still at each of its store operations, while another one runs as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores import DyingStore, Killed
+
+from hapi.errors import ConflictError, DataError, NotFoundError
+from hapi.ingest.removal import remove_model
+from hapi.repository.entries import SourceTensor
+from hapi.repository.packs.collect import collect_packs
+from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.push import SourceLayer, push_tensors
+from hapi.repository.verify import verify_model
+from hapi.repository.versions import model_names
+from hapi.store.local import LocalStore
+
+LARGE = 300 << 10
+OPERATIONS = (
+    "put", "put_new", "put_over", "put_pieces", "get", "delete", "list", "list_keys", "list_names", "exists", "size",
+    "read_into", "read_many",
+)  # fmt: skip
+MOST = 200
+"""Operations that no push or collection here has."""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hapi.repository.push._COLLECTED_SECONDS", 0.0)
+
+
+class Standing:
+    """A store whose user stands still before its n-th operation, while something else happens."""
+
+    def __init__(self, store: LocalStore, before: int, happens: Callable[[], None]) -> None:
+        self._store, self._left, self._happens = store, before, happens
+        self.stood = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in OPERATIONS:
+            return found
+
+        def operation(*arguments: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left == -1:
+                self.stood = True
+                self._happens()
+            return found(*arguments, **named)
+
+        return operation
+
+
+def layer(number: int) -> SourceLayer:
+    content = bytes([number]) * LARGE
+
+    def pieces() -> Iterator[memoryview]:
+        yield memoryview(content)
+
+    return SourceLayer(f"l{number}", (SourceTensor(f"t{number}", "uint8", (LARGE,), pieces),))
+
+
+def push_of(store: Any, name: str, *numbers: int) -> None:
+    push_tensors(store, name, [layer(number) for number in numbers])
+
+
+def with_garbage(folder: Path) -> LocalStore:
+    """A store with a model, and the packs of one that is gone."""
+    store = LocalStore(folder)
+    push_of(store, "kept", 1, 2)
+    push_of(store, "gone", 1, 3, 4)
+    remove_model(store, "gone")
+    return store
+
+
+def check_whole(store: LocalStore, *names: str) -> None:
+    """Every model is whole, and those of these names are there; a collection leaves nothing behind."""
+    assert set(names) <= set(model_names(store))
+    for _ in range(2):
+        for name in model_names(store):
+            assert not verify_model(store, name).damages
+        collect_packs(store)
+    assert collect_packs(store) == () and not store.exists(CONDEMNED) and not store.list_keys(PUSHES)
+
+
+@pytest.mark.parametrize("numbers", [(1, 3, 4), (1, 3), (3, 5)])
+def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    for before in range(MOST):
+        store = with_garbage(tmp_path / str(before))
+        done = []
+
+        def other(store: LocalStore = store, done: list[bool] = done) -> None:
+            try:
+                push_of(store, "new", *numbers)
+                done.append(True)
+            except ConflictError:  # the collection stands still while it removes the structure
+                done.append(False)
+
+        standing = Standing(store, before, other)
+        collect_packs(standing)  # type: ignore[arg-type]
+        check_whole(store, "kept", *(["new"] if any(done) else []))
+        if not standing.stood:
+            return
+    raise AssertionError
+
+
+@pytest.mark.parametrize("numbers", [(1, 3, 4), (1, 3), (3, 5)])
+@pytest.mark.parametrize("removes", [False, True])
+def test_a_collection_at_each_operation_of_a_push(
+    tmp_path: Path, numbers: tuple[int, ...], removes: bool
+) -> None:
+    for before in range(MOST):
+        store = with_garbage(tmp_path / str(before))
+
+        def other(store: LocalStore = store) -> None:
+            if removes:
+                remove_model(store, "kept")
+            collect_packs(store)
+
+        standing = Standing(store, before, other)
+        try:
+            push_of(standing, "new", *numbers)
+            check_whole(store, "new")
+        except (DataError, NotFoundError) as error:
+            raise AssertionError(f"at operation {before}") from error
+        if not standing.stood:
+            return
+    raise AssertionError
+
+
+def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path) -> None:
+    for changes in range(MOST):
+        store = with_garbage(tmp_path / str(changes))
+        try:
+            collect_packs(DyingStore(store, changes))  # type: ignore[arg-type]
+            return
+        except Killed:
+            try:
+                push_of(store, "new", 1, 3, 4)
+            except ConflictError as error:  # its structure is condemned until the next collection
+                assert "run it again" in str(error)
+                collect_packs(store)
+                push_of(store, "new", 1, 3, 4)
+            check_whole(store, "kept", "new")
+    raise AssertionError
