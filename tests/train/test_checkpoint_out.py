@@ -75,7 +75,7 @@ def test_frozen_layers_of_a_pushed_model(small_service: Service, small_store: Pa
     with served(small_store) as server:
         url = f"http://127.0.0.1:{server.port}"
         model = load_model(checkpoint, source=FrozenSource(server=(url,)))
-    assert same(dict(model.module.state_dict()), expected) and model.card.pushed == "pushed"
+    assert same(dict(model.module.state_dict()), expected) and model.card.pushed == "pushed@1"
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_a_model_file_is_pushed(small_service: Service, small_store: Path, tmp_p
     with pytest.raises(UsageError, match="has weights already"):
         push(file, f"{small_store}/none", weights="random:0")
     torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
-    with pytest.raises(UsageError, match="hapi push ARCHITECTURE STORE/NAME --weights"):
-        push(str(tmp_path / "plain.pth"), f"{small_store}/none")
+    plain = push(str(tmp_path / "plain.pth"), f"{small_store}/plain")
+    assert plain.manifest.spec is None and list(plain.manifest.tensors) == ["weight"]
 
 
 def test_files_that_are_no_checkpoints(small_service: Service, tmp_path: Path) -> None:
