@@ -26,7 +26,7 @@ log = logging.getLogger("hapi.push")
 
 @dataclass(frozen=True)
 class PushOptions:
-    """What becomes of a push, whatever is pushed."""
+    """Choices for a push, whatever is pushed."""
 
     replace: bool = False
     """Remove the earlier versions of the name that no tag holds."""

@@ -72,7 +72,7 @@ class SourceLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What a push did."""
+    """Outcome of a push."""
 
     model: StoredModel
     written: int

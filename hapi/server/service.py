@@ -49,6 +49,17 @@ from hapi.wire.frames import WIRE_VERSION
 from hapi.wire.references import check_digest, check_name
 from hapi.wire.sequences import SequenceRange
 
+DOCUMENT_PATHS = (
+    messages.DATASETS_PATH,
+    f"{messages.DATASETS_PATH}/{{name}}",
+    f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}",
+    f"{messages.DATASETS_PATH}/{{name}}/{held_out.PART}/{{seed}}/{{count}}",
+    messages.MODELS_PATH,
+    f"{messages.MODELS_PATH}/{{name}}",
+    f"{messages.STRUCTURES_PATH}/{{digest}}",
+)
+"""Paths that :meth:`Service.document` answers."""
+
 
 class Service:
     """One store, its devices and what is resident on them. Thread-safe; every method may block."""

@@ -66,6 +66,15 @@ def or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
+def extended(schema: Schema, properties: Mapping[str, Schema]) -> Schema:
+    """Return the schema of an object with more properties, all of which must be there."""
+    return {
+        **schema,
+        "properties": {**schema["properties"], **properties},
+        "required": [*schema["required"], *properties],
+    }
+
+
 def record(
     properties: Mapping[str, Schema], optional: tuple[str, ...] = (), *, closed: bool = False
 ) -> Schema:
@@ -149,6 +158,7 @@ def _first_line(cls: type[Any]) -> str:
 
 NAME = text(NAME_PATTERN, dots=False)
 DIGEST = text(DIGEST_PATTERN)
+TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 SEED = whole(0, MAX_SEED)
 GROUP = whole(1, MOST_GROUP)
 IDS = listed(whole(0, MAX_ID), 1, messages.MAX_SAMPLES)

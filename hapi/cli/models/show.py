@@ -167,7 +167,7 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
 
 
 def _training(manifest: ModelManifest) -> str:
-    """What the pushed model file says of its training."""
+    """Line on the training that the pushed model file tells of."""
     card = manifest.card or {}
     layers = f" behind layer {card['freeze']}" if isinstance(card.get("freeze"), int) else ""
     dataset = card.get("dataset")

@@ -135,8 +135,7 @@ class LayeredModel:
     def constant_names(self, start: int, stop: int) -> list[str]:
         """Names in ``traced.constants`` that layers ``start + 1`` to ``stop`` read, in layer order, each once."""
         self._check_span(start, stop)
-        read = [name for index in range(start + 1, stop + 1) for name in self._constants_of(index)]
-        return list(dict.fromkeys(read))
+        return list(dict.fromkeys(n for i in range(start + 1, stop + 1) for n in self._constants_of(i)))
 
     def executed_modules(self) -> list[str]:
         """Paths of the modules that run, in order: those called, and those whose parameters are read."""

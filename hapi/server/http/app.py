@@ -55,12 +55,11 @@ from hapi.server.scheduling.admission import FULL, Admission, Slot
 from hapi.server.scheduling.costs import Costs, Request, Server, Used
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.scrub import Scrub
-from hapi.server.service import Service
+from hapi.server.service import DOCUMENT_PATHS, Service
 from hapi.server.status import Board, RunningRequest
 from hapi.waiting import Interest
 from hapi.wire import messages
 from hapi.wire.frames import MEDIA_TYPE, error_frame
-from hapi.wire.held_out import PART
 from hapi.wire.warm_up import WARM_PATH, WarmUpRequest
 
 T = TypeVar("T")
@@ -139,12 +138,8 @@ class Application:
         add.add_get(messages.METRICS_PATH, self._metrics)
         add.add_get(messages.STATUS_PATH, self._status)
         add.add_get(messages.PAGE_PATH, self._page)
-        for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
+        for path in DOCUMENT_PATHS:
             add.add_get(path, self._document)
-            add.add_get(path + "/{name}", self._document)
-        add.add_get(f"{messages.STRUCTURES_PATH}/{{digest}}", self._document)
-        add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}", self._document)
-        add.add_get(f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}", self._document)
         add.add_get(f"{messages.PACKS_PATH}/{{pack}}", self._pack)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)

@@ -38,12 +38,10 @@ from hapi.errors import (
     UnprocessableError,
     by_slug,
 )
-from hapi.models.zoo.build import ModelSpec
-from hapi.repository.manifest import ModelManifest
-from hapi.repository.opening import ModelSummary
 from hapi.server.device.host_memory import HOST_KINDS
 from hapi.server.http.overview import SECRET
 from hapi.server.http.problems import HttpError
+from hapi.server.packs import descriptions
 from hapi.server.scheduling.admission import REASONS
 from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus, Failure
@@ -51,12 +49,24 @@ from hapi.wire import messages, schemas
 from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
 from hapi.wire.held_out import PART
 from hapi.wire.references import MAX_SEED
-from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record, whole
+from hapi.wire.schemas import (
+    COUNT,
+    DIGEST,
+    NAME,
+    SECONDS,
+    TEXT,
+    Schema,
+    extended,
+    listed,
+    of_class,
+    of_type,
+    record,
+    whole,
+)
 from hapi.wire.sequences import MOST_PLACE
 from hapi.wire.warm_up import WARM_PATH, WarmUpState
 
 JSON_MEDIA_TYPE, BYTES_MEDIA_TYPE = "application/json", "application/octet-stream"
-TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 
 _EVERYWHERE: tuple[type[HapiError], ...] = (
     BadRequestError,
@@ -126,11 +136,12 @@ def operations() -> list[Operation]:
         Operation(get, f"{messages.DATASETS_PATH}/{{name}}/{PART}/{{seed}}/{{count}}",
                   "Samples of each class among those that a share holds out.",
                   _json(record({"version": DIGEST, "label_counts": listed(COUNT)})), _READING),
-        Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
+        Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(descriptions.model_list()),
+                  _READING),
         Operation(get, messages.MODELS_PATH + "/{name}", "One version of a pushed model: its tensors and digests. The "
-                  "name may be NAME@VERSION, NAME@TAG or NAME@DIGEST.", _json(_model()), _READING),
+                  "name may be NAME@VERSION, NAME@TAG or NAME@DIGEST.", _json(descriptions.model()), _READING),
         Operation(get, messages.STRUCTURES_PATH + "/{digest}", "Layers and tensors of a structure that models have.",
-                  _json(_structure()), _READING),
+                  _json(descriptions.structure()), _READING),
         Operation(get, messages.PACKS_PATH + "/{pack}", "Bytes of stored tensors, or one range of them.",
                   (BYTES_MEDIA_TYPE, {}), _PACK, ranges=True),
         Operation(get, messages.VERSION_PATH, "Version of Hapi and of the wire.", _json(_version()), _AUTHORISED),
@@ -301,58 +312,6 @@ def _dataset_list() -> Schema:
     return record({"datasets": listed(record({"name": NAME, "version": DIGEST, "count": COUNT}))})
 
 
-def _model_list() -> Schema:
-    return record({"models": listed(of_class(ModelSummary, {"name": NAME}))})
-
-
-def _model() -> Schema:
-    known = {
-        "name": NAME,
-        "parent": of_type(str | None),
-        "spec": of_type(ModelSpec | None),
-        "digests": listed(DIGEST, 1),
-        "card": {"anyOf": [{"type": "object"}, {"type": "null"}]},
-    }
-    described = of_class(
-        ModelManifest, {**known, "contents": listed(DIGEST, 1)}, leave_out=("structure", "tensors")
-    )
-    more = {
-        "format": COUNT,
-        "architecture": of_type(str | None),
-        "structure": DIGEST,
-        "digest": DIGEST,
-        "bytes": COUNT,
-        "packs": listed(DIGEST),
-        "tensors": listed({"type": "array", "prefixItems": [DIGEST, DIGEST, COUNT, COUNT], "items": False}),
-        "checksum": TEXT,
-    }
-    return _with(described, more)
-
-
-def _structure() -> Schema:
-    sides = listed(COUNT)
-    layer = {"type": "array", "prefixItems": [TEXT, sides, listed(TEXT)], "items": False}
-    form = {"type": "array", "prefixItems": [TEXT, TEXT, sides], "items": False}
-    graph = {"anyOf": [{"type": "object"}, {"type": "null"}]}
-    return record(
-        {
-            "format": COUNT,
-            "layers": listed(layer),
-            "tensors": listed(form),
-            "identities": listed(DIGEST, 1),
-            "graph": graph,
-        }
-    )
-
-
-def _with(schema: Schema, properties: Mapping[str, Schema]) -> Schema:
-    return {
-        **schema,
-        "properties": {**schema["properties"], **properties},
-        "required": [*schema["required"], *properties],
-    }
-
-
 def _status() -> Schema:
     return record(
         {
@@ -370,7 +329,7 @@ def _status() -> Schema:
             "queue": _counts("running", "slots", "queued", "max_queued"),
             "stuck": TEXT,
             "lost_threads": _counts("now", "ever", "most"),
-            "scrub": _with(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),
+            "scrub": extended(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),
             "tenants": listed(_tenant()),
             "tenants_in_all": COUNT,
             "running": listed(_running()),
@@ -382,7 +341,7 @@ def _status() -> Schema:
 
 def _tenant() -> Schema:
     counts = _counts("queued", "running", "served", "sent_bytes")
-    return _with(
+    return extended(
         counts,
         {
             "name": TEXT,
@@ -399,7 +358,7 @@ def _running() -> Schema:
     kind = {"kind": {"enum": ["extract", "samples", "tensors"]}}
     seconds = dict.fromkeys(("waited", "seconds"), SECONDS)
     stages = {"stages": listed(TEXT)}
-    return _with(_counts("split", "cos_batch", "done", "total"), {**words, **kind, **seconds, **stages})
+    return extended(_counts("split", "cos_batch", "done", "total"), {**words, **kind, **seconds, **stages})
 
 
 def _counts(*names: str) -> Schema:

@@ -78,7 +78,7 @@ class BlockCache:
             part.out[low - part.start : high - part.start] = data[low - at : high - at]
 
     def _divide(self, wanted: Sequence[Block]) -> tuple[dict[Block, memoryview], _Claims]:
-        """What is there of ``wanted``, and who fetches what is not."""
+        """Divide ``wanted`` into blocks that are held and claims on those that are to be fetched."""
         found: dict[Block, memoryview] = {}
         claims = _Claims({}, {})
         with self._lock:
