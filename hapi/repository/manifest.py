@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,7 +12,7 @@ from hapi.models.zoo.build import ModelSpec
 from hapi.repository.entries import TensorEntry, check_checksum
 from hapi.repository.packs.place import PACK_PATTERN, pack_id, pack_key
 from hapi.repository.structure import LayerEntry, ModelStructure
-from hapi.repository.versions import document_checksum, version_key
+from hapi.repository.versions import compressed, decompressed, document_checksum, version_key
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest, check_model, check_name
 
@@ -124,8 +123,8 @@ class ModelManifest:
         return {**document, "checksum": document_checksum(document)}
 
     def to_bytes(self) -> bytes:
-        """Return the document as UTF-8 JSON."""
-        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+        """Return the document as it is stored."""
+        return compressed(self.to_json())
 
     def numbered(self, version: int) -> Self:
         """Return the manifest as that of this version."""
@@ -135,7 +134,7 @@ class ModelManifest:
     def from_bytes(cls, data: bytes, structure: ModelStructure, where: str) -> Self:
         """Parse and verify; :class:`DataError` naming ``where`` on anything unexpected."""
         try:
-            return cls.from_json(parse_document(data), structure)
+            return cls.from_json(parse_document(decompressed(data)), structure)
         except (BadRequestError, ValueError) as error:
             raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
 

@@ -18,11 +18,11 @@ from hapi.repository.versions import (
     list_tags,
     list_versions,
     parse_reference,
+    read_document,
     resolve,
     version_key,
 )
 from hapi.store.base import ObjectStore
-from hapi.wire.documents import parse_document
 from hapi.wire.references import check_digest
 
 _KEPT = 64
@@ -83,12 +83,12 @@ def read_manifest(store: ObjectStore, name: str, version: int) -> ModelManifest:
     """
     key = version_key(name, version)
     where = f"{store.url}/{key}"
-    data = store.get(key)
+    document = read_document(store, key)
     try:
-        structure = structure_of_document(parse_document(data))
-    except (BadRequestError, ValueError) as error:
+        structure = structure_of_digest(store, structure_of_document(document))
+        manifest = ModelManifest.from_json(document, structure)
+    except BadRequestError as error:
         raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
-    manifest = ModelManifest.from_bytes(data, structure_of_digest(store, structure), where)
     if (manifest.name, manifest.version) != (name, version):
         raise DataError(f"{where} describes {manifest.reference!r}; push {name!r} again")
     return manifest

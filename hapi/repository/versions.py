@@ -1,6 +1,6 @@
 """Names, versions and tags of pushed models. All are append-only, and each is one small object.
 
-    models/NAME/versions/00000001.json     a version: the manifest of one push
+    models/NAME/versions/00000001.json.gz  a version: the manifest of one push; half of its text is hexadecimal
     models/NAME/tags/TAG/00000001.json     a tag: the version that it names; the last one counts
 
 A reference is a name with a version, a tag, or the first digits of a digest: ``NAME``, ``NAME@3``, ``NAME@best``,
@@ -9,8 +9,10 @@ A reference is a name with a version, a tag, or the first digits of a digest: ``
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,13 +22,15 @@ from typing import Any, NamedTuple
 import xxhash
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
-from hapi.store.base import ObjectStore
+from hapi.store.base import DOCUMENT_BYTES, ObjectStore
 from hapi.wire.documents import check_int, parse_document
 from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model, check_name, check_tag
 
 MODELS, NAMES = "models", "repository/names"
 _DIGITS = 8
 _WAIT_SECONDS, _LOOK_SECONDS = 10.0, 0.02
+_GZIP = 16 + zlib.MAX_WBITS
+"""zlib's word for a stream with gzip's header and checksum."""
 _TRIES = 100
 """Changes of a tag that others may make while one is made."""
 
@@ -63,7 +67,7 @@ def model_prefix(name: str) -> str:
 
 def version_key(name: str, version: int) -> str:
     """Return the key of a version's manifest."""
-    return f"{model_prefix(name)}/versions/{version:0{_DIGITS}}.json"
+    return f"{model_prefix(name)}/versions/{version:0{_DIGITS}}.json.gz"
 
 
 def model_names(store: ObjectStore) -> list[str]:
@@ -193,13 +197,33 @@ def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
 
 def read_document(store: ObjectStore, key: str) -> Mapping[str, Any]:
     """Return a JSON object of the store; :class:`DataError` when it is none."""
+    data = store.get(key)
     try:
-        document = parse_document(store.get(key))
+        document = parse_document(decompressed(data) if key.endswith(".gz") else data)
     except ValueError as error:
-        raise DataError(f"{store.url}/{key} is not JSON: {error}; push the model again") from error
+        raise DataError(f"{store.url}/{key} is damaged: {error}; push the model again") from error
     if not isinstance(document, dict):
         raise DataError(f"{store.url}/{key} is no description of a model; push the model again")
     return document
+
+
+def compressed(document: Mapping[str, Any]) -> bytes:
+    """Return a version's document as it is stored: JSON, by gzip; the same bytes for the same document."""
+    return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
+
+
+def decompressed(data: bytes) -> bytes:
+    """Return the JSON text of a version's document; ValueError for anything but one whole gzip stream of bounded
+    length.
+    """
+    reader = zlib.decompressobj(_GZIP)
+    try:
+        text = reader.decompress(data, DOCUMENT_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"it is no gzip stream ({error})") from None
+    if not reader.eof or reader.unused_data:
+        raise ValueError("it is no whole gzip stream, or too long")
+    return text
 
 
 def document_checksum(document: Mapping[str, Any]) -> str:
@@ -225,11 +249,8 @@ def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
 
 def _numbers(store: ObjectStore, folder: str) -> list[int]:
     names = [key.rpartition("/")[2] for key in store.list_keys(folder)]
-    return sorted(
-        int(stem)
-        for stem, dot, kind in (n.partition(".") for n in names)
-        if kind == "json" and stem.isdigit()
-    )
+    parts = [name.partition(".") for name in names]
+    return sorted(int(stem) for stem, _, kind in parts if kind in ("json", "json.gz") and stem.isdigit())
 
 
 def _listed(versions: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import sys
@@ -99,7 +100,7 @@ def test_a_factory_in_the_current_folder(
 
 def test_a_model_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / version_key("deep", 1)).parent.mkdir(parents=True)
-    (tmp_path / version_key("deep", 1)).write_text("[" * 100_000)
+    (tmp_path / version_key("deep", 1)).write_bytes(gzip.compress(b"[" * 100_000))
     code, out, _ = run(capsys, "ls", str(tmp_path))
     assert code == 0 and "damaged: " in out and "nested too deeply" in out
 

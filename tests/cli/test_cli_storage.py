@@ -25,7 +25,7 @@ from hapi.data.verify import verify_dataset
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
-from hapi.repository.versions import version_key
+from hapi.repository.versions import compressed, version_key
 from hapi.store.open import open_store
 
 SHARD = 4096
@@ -153,7 +153,7 @@ def test_pack_ls_verify(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         == 0
     )
     document = {"digest": "ab" * 16, "bytes": 10, "architecture": "resnet18"}
-    open_store(store).put(version_key("net", 1), json.dumps(document).encode())
+    open_store(store).put(version_key("net", 1), compressed(document))
     open_store(store).put(version_key("bad", 1), b"[")
     capsys.readouterr()
     assert main(["ls", store, "--json"]) == 0
@@ -255,7 +255,7 @@ def test_names_in_a_store_do_not_steer_the_terminal(
     manifest = replace(packed, classes=(hostile, *packed.classes[1:]), source=hostile)
     (store / "datasets/xy/manifest.json").write_bytes(manifest.to_bytes())
     document = {"architecture": hostile, "digest": hostile, "bytes": 3}
-    open_store(str(store)).put(version_key("m", 1), json.dumps(document).encode())
+    open_store(str(store)).put(version_key("m", 1), compressed(document))
     (store / "models" / os.fsdecode(b"\x1b[2J\xff")).mkdir()
     (store / "models" / os.fsdecode(b"\x1b[2J\xff") / "model.json").write_text("{")
     for address in (store, store / "xy", store / "m"):

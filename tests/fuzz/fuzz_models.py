@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gzip
 import json
 import shutil
 import tempfile
@@ -71,7 +72,7 @@ def models(data: bytes) -> None:
             pass
     structure = _model_structure()
     store().put(structure.key, structure.to_bytes())
-    store().put(version_key("fuzzed", 1), body)
+    store().put(version_key("fuzzed", 1), gzip.compress(body, 1) if data[:1] == SEALED else body)
     store().put(pack_key("a" * 32), bytes(64 + 24))
     for summary in list_models(store()):
         json.dumps(summary.to_json())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
 import json
 import random
 import uuid
@@ -30,11 +31,11 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.push import push
 from hapi.repository.structure_key import structure_key
-from hapi.repository.versions import document_checksum
+from hapi.repository.versions import decompressed, document_checksum
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
-MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/versions/00000001.json"
+MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/versions/00000001.json.gz"
 STRANGE: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2**31, 2**32, 2**63, 2**64, 10**30, 0.5, 1e308, float("inf"), float("nan"), "", "a" * 5000,
     "\ud800", "\x1b[2J", "../x", "U64", "F32", [], {}, [[]], [1], [None], [0, 0], [2**70, 1], [-1, 3], [2**40] * 2,
@@ -113,7 +114,7 @@ def change_index(files: Files, rng: random.Random) -> None:
 
 def change_model(files: Files, rng: random.Random) -> None:
     """The places or the forms of the tensors that are read first, or anything."""
-    document = json.loads(files[MODEL])
+    document = json.loads(decompressed(files[MODEL]))
     (key,) = (key for key in files if key.startswith("repository/structures/"))
     structure, kind = json.loads(files[key]), rng.random()
     if kind < 0.3:
@@ -129,7 +130,7 @@ def change_model(files: Files, rng: random.Random) -> None:
         document["structure"] = content_digest(text)
         files[structure_key(document["structure"])] = text
     document["checksum"] = document_checksum(document)
-    files[MODEL] = json.dumps(document).encode()
+    files[MODEL] = gzip.compress(json.dumps(document).encode())
 
 
 def use_dataset(store: ObjectStore) -> None:

@@ -239,8 +239,12 @@ def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: f
     data = bytearray((pushed_folder / good.key).read_bytes())
     assert ModelManifest.from_bytes(bytes(data), good.structure, "model.json") == good
     data[int(position * len(data))] ^= 1 << bit
-    with pytest.raises(DataError, match=r"^model\.json is "):
-        ModelManifest.from_bytes(bytes(data), good.structure, "model.json")
+    try:
+        assert (
+            ModelManifest.from_bytes(bytes(data), good.structure, "model.json") == good
+        )  # in gzip's own header
+    except DataError as error:
+        assert str(error).startswith("model.json is ")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,7 +21,14 @@ from hapi.repository.packs.pushes import CONDEMNED, PUSHES
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.stored import StoredModel
 from hapi.repository.verify import verify_model
-from hapi.repository.versions import add_tag, drop_versions, list_tags, list_versions
+from hapi.repository.versions import (
+    add_tag,
+    compressed,
+    decompressed,
+    drop_versions,
+    list_tags,
+    list_versions,
+)
 from hapi.store.local import LocalStore
 
 LARGE = 512 << 10
@@ -119,8 +126,8 @@ def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(store: Lo
     model = pushed(store, "m", layer("a", ONE))
     pack = pack_id(model.manifest.packs[0])
     other = f"{(int(pack[0], 16) + 1) % 16:x}{pack[1:]}"
-    text = store.get(model.manifest.key).decode()
-    store.put(model.manifest.key, text.replace(pack, other).encode())
+    document = json.loads(decompressed(store.get(model.manifest.key)))
+    store.put(model.manifest.key, compressed({**document, "packs": [other]}))
     with pytest.raises(DataError, match="nothing can be removed"):
         collect_packs(store)
     assert store.exists(model.manifest.packs[0])
