@@ -88,6 +88,7 @@ METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
 _IN_PATHS: Mapping[str, Schema] = {
     "name": NAME,
     "pack": DIGEST,
+    "digest": DIGEST,
     "seed": whole(0, MAX_SEED),
     "count": whole(1, MOST_PLACE),
 }

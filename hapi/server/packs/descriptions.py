@@ -32,7 +32,7 @@ def model() -> Schema:
         "digest": DIGEST,
         "bytes": COUNT,
         "packs": listed(DIGEST),
-        "tensors": listed({"type": "array", "prefixItems": [DIGEST, DIGEST, COUNT, COUNT], "items": False}),
+        "tensors": listed(_tuple(DIGEST, DIGEST, COUNT, COUNT)),
         "checksum": TEXT,
     }
     return extended(described, more)
@@ -41,8 +41,8 @@ def model() -> Schema:
 def structure() -> Schema:
     """Return the schema of a structure."""
     sides = listed(COUNT)
-    layer = {"type": "array", "prefixItems": [TEXT, sides, listed(TEXT)], "items": False}
-    form = {"type": "array", "prefixItems": [TEXT, TEXT, sides], "items": False}
+    layer = _tuple(TEXT, sides, listed(TEXT))
+    form = _tuple(TEXT, TEXT, sides)
     graph = {"anyOf": [{"type": "object"}, {"type": "null"}]}
     return record(
         {
@@ -53,3 +53,8 @@ def structure() -> Schema:
             "graph": graph,
         }
     )
+
+
+def _tuple(*items: Schema) -> Schema:
+    """The schema of an array of just these; readers of schemas that know no positions get what any item may be."""
+    return listed({"anyOf": list(items)}, len(items), len(items))
