@@ -55,7 +55,7 @@ DOCUMENT_PATHS = (
     f"{messages.DATASETS_PATH}/{{name}}/{messages.CHANGED}",
     f"{messages.DATASETS_PATH}/{{name}}/{held_out.PART}/{{seed}}/{{count}}",
     messages.MODELS_PATH,
-    f"{messages.MODELS_PATH}/{{name}}",
+    f"{messages.MODELS_PATH}/{{model}}",
     f"{messages.STRUCTURES_PATH}/{{digest}}",
 )
 """Paths that :meth:`Service.document` answers."""

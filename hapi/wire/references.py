@@ -16,6 +16,9 @@ from hapi.wire.documents import check_int, check_number, shortened, strict_field
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 """Names of datasets and models: no slash, no leading dot, at most 128 characters."""
 
+MODEL_PATTERN = re.compile(rf"{NAME_PATTERN.pattern}(?:@{NAME_PATTERN.pattern})?")
+"""References to pushed models: a name, or a name with a version, a tag or the digits of a digest."""
+
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,64}")
 
 LEAST_DIGEST_DIGITS = 8

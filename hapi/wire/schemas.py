@@ -18,6 +18,7 @@ from hapi.wire.references import (
     DIGEST_PATTERN,
     MAX_IMAGE_SIDE,
     MAX_SEED,
+    MODEL_PATTERN,
     NAME_PATTERN,
     WEIGHTS_PATTERN,
     Augmentation,
@@ -157,6 +158,7 @@ def _first_line(cls: type[Any]) -> str:
 
 
 NAME = text(NAME_PATTERN, dots=False)
+MODEL = text(MODEL_PATTERN, dots=False)
 DIGEST = text(DIGEST_PATTERN)
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 SEED = whole(0, MAX_SEED)
@@ -181,7 +183,7 @@ def _model_reference() -> Schema:
         "input_shape": listed(whole(1, MAX_IMAGE_SIDE), 1, 4),
     }
     schema = of_class(ModelReference, known, closed=True, optional=True)
-    pushed = {"properties": {"source": {"const": "store"}, "weights": {"const": "pushed"}, "name": NAME}}
+    pushed = {"properties": {"source": {"const": "store"}, "weights": {"const": "pushed"}, "name": MODEL}}
     built = {"properties": {"source": {"const": "zoo"}, "weights": {"not": {"const": "pushed"}}}}
     return {**schema, "oneOf": [pushed, built]}
 
@@ -258,7 +260,7 @@ def samples_request() -> Schema:
 def tensors_request() -> Schema:
     """Return the schema of a request for tensors of a pushed model."""
     names = {**listed(LAYER_NAME, 1, messages.MAX_SAMPLES), "uniqueItems": True}
-    return of_class(messages.TensorsRequest, {"name": NAME, "digest": DIGEST, "names": names}, closed=True)
+    return of_class(messages.TensorsRequest, {"name": MODEL, "digest": DIGEST, "names": names}, closed=True)
 
 
 def dataset_description(layout: Schema) -> Schema:

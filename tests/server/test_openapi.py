@@ -96,8 +96,7 @@ def structure() -> str:
 
 def filled(path: str) -> str:
     """The path of a real request."""
-    name = "pushed" if "models" in path else "digits"
-    return path.format(name=name, pack=PACK, digest=structure(), seed=0, count=3)
+    return path.format(name="digits", model="pushed@1", pack=PACK, digest=structure(), seed=0, count=3)
 
 
 def content_of(path: str) -> Any:

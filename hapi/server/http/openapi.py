@@ -52,6 +52,7 @@ from hapi.wire.references import MAX_SEED
 from hapi.wire.schemas import (
     COUNT,
     DIGEST,
+    MODEL,
     NAME,
     SECONDS,
     TEXT,
@@ -87,6 +88,7 @@ METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
 """The status of :class:`HttpError` that the interface tells of: the path takes other methods."""
 _IN_PATHS: Mapping[str, Schema] = {
     "name": NAME,
+    "model": MODEL,
     "pack": DIGEST,
     "digest": DIGEST,
     "seed": whole(0, MAX_SEED),
@@ -139,7 +141,7 @@ def operations() -> list[Operation]:
                   _json(record({"version": DIGEST, "label_counts": listed(COUNT)})), _READING),
         Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(descriptions.model_list()),
                   _READING),
-        Operation(get, messages.MODELS_PATH + "/{name}", "One version of a pushed model: its tensors and digests. The "
+        Operation(get, messages.MODELS_PATH + "/{model}", "One version of a pushed model: its tensors and digests. The "
                   "name may be NAME@VERSION, NAME@TAG or NAME@DIGEST.", _json(descriptions.model()), _READING),
         Operation(get, messages.STRUCTURES_PATH + "/{digest}", "Layers and tensors of a structure that models have.",
                   _json(descriptions.structure()), _READING),
