@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # as few imports as can be come before a command's first hand
     from hapi.errors import HapiError
     from hapi.ingest.in_place.indexer import IndexOptions
     from hapi.ingest.pack_options import PackOptions
+    from hapi.offload.training import offload_training
     from hapi.profiler.profile import Job, Profile
     from hapi.profiler.strategies import plan
     from hapi.server.lifecycle.run import run_server
@@ -58,6 +59,7 @@ __all__ = (
     "list_datasets",
     "list_models",
     "load_model",
+    "offload_training",
     "open_dataset",
     "open_model",
     "open_store",
@@ -92,6 +94,7 @@ _MODULES = {
     "ServerSettings": "hapi.server.settings",
     "open_store": "hapi.store.open",
     "keep_freed_memory": "hapi.allocator",
+    "offload_training": "hapi.offload.training",
     "HapiError": "hapi.errors",
     "errors": "hapi.errors",
 }

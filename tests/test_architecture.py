@@ -50,6 +50,7 @@ PLANNERS = (
     "data/transforms/random_params.py",
     "server/batching/policies.py",
     "server/batching/throughput_curve.py",
+    "offload/pieces.py",
     "profiler/cost.py",
     "profiler/pipeline.py",
     "profiler/reuse/choose.py",

@@ -1,0 +1,369 @@
+"""The pipeline of an update outside the memory: read the next piece, compute this one, write the one before.
+
+LoHan, section IV-C and Figure 3: the states of piece i+1 come from the drive while piece i is computed, and piece i-1
+is written after piece i+1 was read, because a drive does one or the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hapi.arrays import Bytes
+from hapi.offload.pieces import Layout, StatePiece
+from hapi.offload.states.base import Commit, StateStore, buffer_of
+
+BUFFERS = 4
+"""Records of a drive in memory: read, computed, written, and one that waits for its gradient."""
+PENDING_BYTES = 64 << 20
+"""Backward waits while gradients that wait for their update have more bytes than this."""
+
+
+@dataclass
+class Traffic:
+    """Counts of what the engine did."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """The training's thread waited so long for updates."""
+    pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A piece's record in memory."""
+
+    buffer: Bytes
+    has_states: bool
+    """False while the store holds nothing of the piece."""
+    has_master: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A new record on its way to the shadow slot."""
+
+    step: int
+    piece: int
+    slot: int
+    buffer: Bytes
+
+
+@dataclass
+class _Drive:
+    """One drive's work."""
+
+    free: list[Bytes]
+    expected: deque[int] = field(default_factory=deque)
+    """Pieces to be read ahead, in the order in which their gradients are expected."""
+    asked: deque[int] = field(default_factory=deque)
+    """Pieces whose gradients are there."""
+    writes: deque[_Write] = field(default_factory=deque)
+
+
+class Engine:
+    """Updates pieces as they are submitted, and commits what was written.
+
+    A thread for each drive, one that computes, one that commits. New records go to the slot that is not valid; they
+    are written only after the step before is durable, whose other slot that is.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        layout: Layout,
+        update: Callable[[StatePiece, Loaded], None],
+        reads_master: Callable[[StatePiece], bool],
+        *,
+        buffers: int = BUFFERS,
+    ) -> None:
+        """Begin without work.
+
+        Args:
+            store: of the records; what it has committed is valid.
+            layout: of the pieces.
+            update: computes the new record of a piece in its buffer.
+            reads_master: whether the master weights of a piece are read too.
+            buffers: of each drive; 1 reads, computes and writes one after the other (Figure 3a).
+        """
+        self._store, self._pieces = store, layout.pieces
+        self._update, self._reads_master = update, reads_master
+        self.traffic = Traffic()
+        committed = store.committed
+        self.slots = bytearray(b"\1" * len(layout.pieces) if committed is None else committed.slots)
+        """Valid slot of each piece."""
+        self.has_record = [False] * len(layout.pieces)
+        """Whether the valid slot of a piece holds anything."""
+        self._step = 1 if committed is None else committed.number + 1
+        """Number of the commit that is being computed."""
+        self._durable = self._step - 1
+        self._ahead = buffers > 1
+        size = max((piece.nbytes for piece in layout.pieces), default=0)
+        self._drives = [_Drive([buffer_of(size) for _ in range(buffers)]) for _ in layout.slot_bytes]
+        self._condition = threading.Condition()
+        self._loading: set[int] = set()
+        self._loaded: dict[int, Loaded] = {}
+        self._submitted: set[int] = set()
+        """Submitted and not computed yet."""
+        self._computing: set[int] = set()
+        """The piece that is being computed."""
+        self._taken: set[int] = set()
+        """Submitted for the running step; not to be read ahead again."""
+        self._writing: Counter[int] = Counter()
+        """Writes under way of each piece."""
+        self._pending: Counter[int] = Counter()
+        """Writes under way of each step."""
+        self._commit: Commit | None = None
+        self._error: BaseException | None = None
+        self._closing = False
+        jobs: list[Callable[[], None]] = [self._run_updates, self._run_commits]
+        jobs += [lambda drive=drive: self._run_drive(drive) for drive in self._drives]  # type: ignore[misc]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(job,), daemon=True, name="hapi-offload")
+            for job in jobs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- the training's thread -------------------------------------------------------------------------------
+
+    def expect(self, pieces: Iterable[int]) -> None:
+        """Read these ahead, in this order, as far as there are buffers."""
+        with self._condition:
+            self._taken.clear()
+            for drive in self._drives:
+                drive.expected.clear()
+            for number in pieces if self._ahead else ():
+                self._drive_of(number).expected.append(number)
+            self._condition.notify_all()
+
+    def submit(self, pieces: Iterable[int]) -> None:
+        """Update these pieces: their gradients are there. Raises what went wrong before."""
+        with self._condition:
+            self._check()
+            for number in pieces:
+                self._submitted.add(number)
+                self._taken.add(number)
+                self._drive_of(number).asked.append(number)
+            self._condition.notify_all()
+
+    def drain(self) -> None:
+        """Wait until all submitted pieces are computed; their writes may still run."""
+        self._wait(lambda: not self._submitted)
+
+    def wait_for_room(self, has_room: Callable[[], bool]) -> None:
+        """Wait until ``has_room()``, or until no submitted piece is left that could make some."""
+        if not has_room():
+            self._wait(lambda: has_room() or not self._submitted)
+
+    def settle(self) -> None:
+        """Wait until all is written and the last commit is durable."""
+        self._wait(lambda: not self._submitted and not self._pending.total() and self._commit is None)
+
+    def forget_loaded(self) -> None:
+        """Drop what was read ahead and what is expected; nothing is submitted."""
+        self.expect(())
+        self._wait(lambda: not self._loading)
+        with self._condition:
+            for number, loaded in self._loaded.items():
+                self._drive_of(number).free.append(loaded.buffer)
+            self._loaded.clear()
+
+    def read_record(self, number: int) -> Bytes:
+        """Read a piece's valid record into memory of its own."""
+        self._wait(lambda: not self._writing[number])
+        piece = self._pieces[number]
+        buffer = buffer_of(piece.nbytes)
+        self._store.read(piece, self.slots[number], buffer, 0, piece.nbytes)
+        return buffer
+
+    def write_record(self, number: int, record: Bytes) -> None:
+        """Write a record into a piece's other slot at once: states that come from elsewhere, after :meth:`settle`."""
+        self._store.write(self._pieces[number], 1 - self.slots[number], record)
+
+    def commit(
+        self, written: Iterable[int], steps: int, parameter_steps: Iterable[int], extra: bytes
+    ) -> None:
+        """Make the new records of ``written`` valid as soon as they are durable; does not wait for that."""
+        self._wait(lambda: self._commit is None)
+        with self._condition:
+            for number in written:
+                self.slots[number] = 1 - self.slots[number]
+                self.has_record[number] = True
+            self._commit = Commit(self._step, steps, bytes(self.slots), tuple(parameter_steps), extra)
+            self._step += 1
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """End the threads; work that is not committed is dropped."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        began = time.perf_counter()
+        with self._condition:
+            self._condition.wait_for(lambda: self._error is not None or is_done())
+            self.traffic.waited_seconds += time.perf_counter() - began
+            self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _drive_of(self, number: int) -> _Drive:
+        return self._drives[self._pieces[number].drive]
+
+    # -- threads ---------------------------------------------------------------------------------------------
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # raised in the training's thread
+            with self._condition:
+                self._error = self._error or error
+                self._condition.notify_all()
+
+    @property
+    def _stops(self) -> bool:
+        return self._closing or self._error is not None
+
+    def _run_drive(self, drive: _Drive) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: self._stops or self._next_read(drive) is not None or self._may_write(drive)
+                )
+                if self._stops:
+                    return
+                number = self._next_read(drive)
+                if number is not None:
+                    self._loading.add(number)
+                    buffer = drive.free.pop()
+                else:
+                    write = drive.writes.popleft()
+            if number is not None:
+                self._read(number, buffer)
+            else:
+                self._write(drive, write)
+
+    def _has_work(self, drive: _Drive) -> bool:
+        return self._next_read(drive) is not None or self._may_write(drive)
+
+    def _next_read(self, drive: _Drive) -> int | None:
+        """Number to read now: first one whose gradient is there, then one that is expected; None without a buffer."""
+        while drive.asked and drive.asked[0] not in self._submitted:
+            drive.asked.popleft()
+        wanted = _first(drive.asked, self._loaded, self._loading, self._computing)
+        is_asked = wanted is not None
+        if wanted is None:
+            wanted = _first(drive.expected, self._loaded, self._loading, self._taken)
+        if wanted is None or self._writing[wanted]:
+            return None
+        if is_asked and not drive.free and not drive.writes:
+            self._drop_one(drive)
+        return wanted if drive.free else None
+
+    def _drop_one(self, drive: _Drive) -> None:
+        """Give up a piece that was read ahead and waits for its gradient, for one whose gradient is there."""
+        for number in reversed(self._loaded):
+            if number not in self._submitted and self._drive_of(number) is drive:
+                drive.free.append(self._loaded.pop(number).buffer)
+                drive.expected.append(number)
+                return
+
+    def _may_write(self, drive: _Drive) -> bool:
+        return bool(drive.writes) and drive.writes[0].step <= self._durable + 1
+
+    def _read(self, number: int, buffer: Bytes) -> None:
+        piece, nbytes = self._pieces[number], 0
+        has_states = self.has_record[number]
+        has_master = has_states and self._reads_master(piece)
+        began = time.perf_counter()
+        if has_states:
+            nbytes = piece.nbytes if has_master else piece.states_bytes
+        if nbytes:
+            self._store.read(piece, self.slots[number], buffer, 0, nbytes)
+        with self._condition:
+            self._loading.discard(number)
+            self._loaded[number] = Loaded(buffer, has_states, has_master)
+            self.traffic.bytes_read += nbytes
+            self.traffic.read_seconds += time.perf_counter() - began
+            self._condition.notify_all()
+
+    def _write(self, drive: _Drive, write: _Write) -> None:
+        piece = self._pieces[write.piece]
+        began = time.perf_counter()
+        self._store.write(piece, write.slot, write.buffer)
+        with self._condition:
+            self._writing[write.piece] -= 1
+            self._pending[write.step] -= 1
+            drive.free.append(write.buffer)
+            self.traffic.bytes_written += piece.nbytes
+            self.traffic.write_seconds += time.perf_counter() - began
+            self._condition.notify_all()
+
+    def _run_updates(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._stops or self._next_update() is not None)
+                if self._stops:
+                    return
+                number = self._next_update()
+                if number is None:
+                    continue
+                loaded = self._loaded.pop(number)
+                self._computing.add(number)
+            began = time.perf_counter()
+            self._update(self._pieces[number], loaded)
+            with self._condition:
+                write = _Write(self._step, number, 1 - self.slots[number], loaded.buffer)
+                self._drive_of(number).writes.append(write)
+                self._writing[number] += 1
+                self._pending[write.step] += 1
+                self._submitted.discard(number)
+                self._computing.discard(number)
+                self.traffic.pieces += 1
+                self.traffic.compute_seconds += time.perf_counter() - began
+                self._condition.notify_all()
+
+    def _next_update(self) -> int | None:
+        return next((number for number in self._loaded if number in self._submitted), None)
+
+    def _run_commits(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: (
+                        self._stops or (self._commit is not None and not self._pending[self._commit.number])
+                    )
+                )
+                if self._stops:
+                    return
+                commit = self._commit
+            if commit is None:
+                continue
+            began = time.perf_counter()
+            self._store.commit(commit)
+            with self._condition:
+                del self._pending[commit.number]
+                self._durable, self._commit = commit.number, None
+                self.traffic.commit_seconds += time.perf_counter() - began
+                self._condition.notify_all()
+
+
+def _first(pieces: deque[int], *without: Iterable[int]) -> int | None:
+    """First of ``pieces`` that is in none of the others; those before it are dropped."""
+    while pieces and any(pieces[0] in others for others in without):
+        pieces.popleft()
+    return pieces[0] if pieces else None

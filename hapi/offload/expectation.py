@@ -1,0 +1,76 @@
+"""Expectations of a loop's next step, learned from the steps before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from hapi.offload.gradients import GradientChange
+from hapi.offload.parameters import TrainedParameter
+
+RECENT_STEPS = 8
+"""The most backward passes of so many steps are expected: a last, shorter window of an epoch changes nothing."""
+LEARNING_STEPS = 3
+"""Gradients are kept in so many steps; afterwards only where a loop touched them, or had more passes than before."""
+
+
+class Expectation:
+    """Decides what is computed before a loop asks for it. A wrong one costs time, never a bit."""
+
+    def __init__(self, order: Iterable[int], may_be_on: bool, keep_gradients: bool | None) -> None:
+        """Expect nothing yet.
+
+        Args:
+            order: of the pieces, by backward.
+            may_be_on: whether anything is to be computed ahead at all.
+            keep_gradients: whether gradients are kept until the step; None to learn it.
+        """
+        self._may_be_on = may_be_on
+        self.is_on = False
+        """Whether the next step's pieces are computed as their gradients arrive."""
+        self.order = list(order)
+        """Pieces in the order in which their gradients are expected."""
+        self.active: set[int] = set()
+        """Parameters that get a gradient."""
+        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
+        """Backward passes before each of the last steps."""
+        self.changes: tuple[GradientChange, ...] = ()
+        """The loop's changes of each gradient between backward and step."""
+        self.norms = False
+        """Whether the loop asks for norms."""
+        self.keeps = keep_gradients is not False
+        """Whether gradients are kept until the step."""
+        self._learns = keep_gradients is None
+        self._steps = 0
+        self._was_touched = False
+        self._arrived: list[int] = []
+
+    @property
+    def passes(self) -> int:
+        """Backward passes before a step; 0 while none was seen."""
+        return max(self._recent, default=0)
+
+    def note_arrival(self, pieces: Iterable[int]) -> None:
+        """Remember that these pieces are complete now."""
+        self._arrived += pieces
+
+    def learn(self, active: Sequence[TrainedParameter]) -> None:
+        """Expect what the step did that just ended; ``active`` are the parameters that had a gradient."""
+        arrived, self._arrived = self._arrived, []
+        if not active:
+            return
+        changes = tuple(active[0].changes)
+        is_alike = all(tuple(known.changes) == changes for known in active)
+        self.is_on = self._may_be_on and is_alike and changes == self.changes
+        self.changes = changes if is_alike else ()
+        passes = max(known.passes for known in active)
+        surprises = 0 < self.passes < passes
+        self._recent.append(passes)
+        self.norms = any(known.norm_wanted for known in active)
+        self.active = {known.number for known in active}
+        if self._learns:
+            self._steps += 1
+            self._was_touched = self._was_touched or surprises or any(known.was_touched for known in active)
+            self.keeps = self._was_touched or self._steps < LEARNING_STEPS
+        if len(arrived) == len(self.order):
+            self.order = arrived

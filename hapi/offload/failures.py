@@ -1,0 +1,27 @@
+"""Errors of an offloaded training, in a loop's own words."""
+
+from __future__ import annotations
+
+from hapi.errors import HapiError
+from hapi.offload.states.base import StateStore
+
+
+class OffloadError(HapiError):
+    """The place of the offloaded states failed in the middle of a training."""
+
+    slug, title, on_wire = "offload", "Offloaded states failed", False
+
+
+class GradientGoneError(HapiError):
+    """A loop asks for a gradient that was consumed and not kept."""
+
+    slug, title, on_wire = "gradient-gone", "Gradient not kept", False
+
+
+def failure(error: OSError, where: str, store: StateStore) -> OffloadError:
+    """Return what to raise for a disk's ``error``: it says which step is intact."""
+    steps = 0 if store.committed is None else store.committed.steps
+    return OffloadError(
+        f"offloading to {where} failed: {error.strerror or error} ({error.filename or 'file'}); step {steps} is "
+        "committed there, and a next run with this folder goes on from it"
+    )

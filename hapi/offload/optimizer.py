@@ -1,0 +1,399 @@
+"""An optimiser whose states and master weights are not in memory (LoHan, section IV-C: active gradient offloading)."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
+from hapi.offload.expectation import Expectation
+from hapi.offload.failures import failure
+from hapi.offload.hooks import attach
+from hapi.offload.parameters import TrainedParameter, check_untouched
+from hapi.offload.pieces import Layout, StatePiece
+from hapi.offload.records import Records
+from hapi.offload.small_state import SmallState
+from hapi.offload.states.base import StateStore
+from hapi.offload.updates import PieceUpdate, options_of, same_options
+
+log = logging.getLogger("hapi.offload")
+
+MODES = ("active", "naive", "serial")
+"""Updates within backward, three steps overlapped (Figure 3b); within backward one after the other (Figure 3a); after
+backward, as ZeRO-Infinity does.
+"""
+
+
+class OffloadedOptimizer(torch.optim.Optimizer):
+    """Takes the steps of a user's optimiser, bit by bit, with its states elsewhere; see ``hapi.offload_training``.
+
+    It works ahead: a parameter's gradient is consumed as soon as backward has made it, in the expectation that the loop
+    leaves it as it is and takes a step. What a loop does otherwise (clipping, a further backward pass, a step that is
+    left out, another learning rate) is noticed, and the update is computed again from the states before: these are
+    intact until the step is committed. Only the time depends on the expectation, which the step before teaches.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        parameters: Sequence[TrainedParameter],
+        layout: Layout,
+        store: StateStore,
+        small: SmallState,
+        *,
+        mode: str = "active",
+        keep_gradients: bool | None = None,
+        where: str = "",
+    ) -> None:
+        """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._parameters, self._layout, self._store = list(parameters), layout, store
+        self._small, self._mode, self._where = small, mode, where
+        self._update = PieceUpdate(type(optimizer), self._parameters)
+        buffers = 1 if mode == "naive" else BUFFERS
+        self._engine = Engine(store, layout, self._compute, self._reads_master, buffers=buffers)
+        self._records = Records(self._parameters, layout, self._engine, store)
+        self._expected = Expectation(
+            [piece.number for piece in layout.pieces], mode != "serial", keep_gradients
+        )
+        self._waiting = [0] * len(layout.pieces)
+        """Gradients that a piece still waits for."""
+        self._speculated: dict[int, list[tuple[int, int]]] = {}
+        """Pieces that were handed to the engine before the step, each with its parameters' and gradients' numbers."""
+        self._redone: set[int] = set()
+        """Pieces whose values in memory are not those before the step."""
+        self._pending = 0
+        self.steps = 0
+        """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
+        self._counts = {"redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
+        self._closed = self._failed = False
+        self.when_stepped: Callable[[], None] = lambda: None
+        """Called at the end of each step."""
+        self._take_over(optimizer)
+        self._handles = attach(model, self._parameters, self._on_gradient, self._give_values_back)
+        for known in self._parameters:
+            known.on_change = self._undo
+        atexit.register(self._at_exit)
+        self._begin()
+
+    # -- what a loop calls -----------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of the gradients as they are now, and commit it.
+
+        Raises:
+            OffloadError: the place of the states failed; the last committed step is intact.
+            GradientGoneError: the loop changed a gradient that was not kept.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._guarded():
+            active = self._gather()
+            options = [options_of(group) for group in self.param_groups]
+            self._engine.drain()
+            check_untouched(self._parameters)
+            if self._speculated and not self._is_as_expected(active, options):
+                self._counts["redone_steps"] += 1
+                self._redone = set(self._speculated)
+                self._take_back()
+            wanted = {number for known in active for number in known.pieces}
+            self._update.options, self._update.expected = options, None
+            self._engine.submit(
+                number for number in self._expected.order if number in wanted - set(self._speculated)
+            )
+            self._engine.drain()
+            self._commit(active, wanted)
+        self._expected.learn(active)
+        self.when_stepped()
+        self._begin()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients; with ``set_to_none`` False they become zeros."""
+        with self._guarded():
+            self._undo()
+            for known in self._parameters:
+                if set_to_none or known.parameter.grad is None:
+                    known.parameter.grad = None
+                    known.drop()
+                else:
+                    known.parameter.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return options and states in the form of the user's own optimiser; the tensors lie on the disk.
+
+        Parameters in half precision have their master weights as a further state, ``master``.
+        """
+        with self._guarded():
+            self._undo()
+            self._engine.settle()
+            packed = super().state_dict()
+            packed["state"] = self._records.states()
+            return packed
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the states of this or of the user's own optimiser; they are written to their place."""
+        with self._guarded():
+            self._undo()
+            numbered = state_dict["state"]
+            super().load_state_dict({**state_dict, "state": {}})
+            ordered = [parameter for group in self.param_groups for parameter in group["params"]]
+            self._import({parameter: numbered.get(number, {}) for number, parameter in enumerate(ordered)})
+
+    def report(self) -> dict[str, Any]:
+        """Return what was read, written and waited for so far: bytes, seconds, numbers of pieces and steps."""
+        return {"mode": self._mode, "where": self._where, "steps": self.steps, **self._counts} | asdict(
+            self._engine.traffic
+        )
+
+    def __enter__(self) -> OffloadedOptimizer:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close; after an error the files stay for a next process."""
+        self.close(remove=error is None)
+
+    def close(self, *, remove: bool = True) -> None:
+        """Finish the last commit and end; the files are removed, or kept for a next process."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        for handle in self._handles:
+            handle.remove()
+        if not self._failed:
+            try:
+                self._engine.settle()
+            except OSError as error:
+                self._failed = True
+                log.warning("%s", failure(error, self._where, self._store))
+        self._engine.close()
+        self._store.close(remove=remove and not self._failed)
+
+    # -- hooks -----------------------------------------------------------------------------------------------
+
+    def _give_values_back(self) -> None:
+        with self._guarded():
+            self._undo()
+
+    def _on_gradient(self, known: TrainedParameter) -> None:
+        gradient = known.parameter.grad
+        if gradient is None:
+            return
+        with self._guarded():
+            if gradient.layout != torch.strided:
+                raise UsageError(
+                    f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
+                )
+            if not known.has_gradient or gradient is not known.offloaded:
+                if known.is_submitted:
+                    self._undo()
+                known.take(gradient)
+                del gradient
+                known.parameter.grad = known.offloaded
+            known.passes += 1
+            if self._expected.norms:
+                known.compute_norm()
+            if self._expected.is_on and known.passes == self._expected.passes:
+                self._speculate(known)
+            else:
+                known.put_away()
+
+    def _speculate(self, known: TrainedParameter) -> None:
+        """Hand over the pieces that are complete with this gradient."""
+        if known.number not in self._expected.active:
+            known.put_away()
+            return
+        if not self._speculated:
+            self._update.options = [options_of(group) for group in self.param_groups]
+            self._update.expected = self._expected.changes
+        ready = []
+        for number in known.pieces:
+            self._waiting[number] -= 1
+            used = [self._parameters[segment.parameter] for segment in self._layout.pieces[number].segments]
+            if (
+                self._waiting[number]
+                or not self._engine.has_record[number]
+                or any(one.is_foreign for one in used)
+            ):
+                continue
+            ready.append(number)
+            self._speculated[number] = [(one.number, one.generation) for one in used if one.has_gradient]
+            for one in used:
+                one.is_submitted = one.is_submitted or one.has_gradient
+                one.is_lent = not (self._expected.keeps or one.keeps_in_memory)
+        self._expected.note_arrival(ready)
+        self._counts["speculated_pieces"] += len(ready)
+        self._pending += known.bytes_in_memory
+        self._engine.submit(ready)
+        if not known.keeps_in_memory:
+            self._engine.wait_for_room(lambda: self._pending <= PENDING_BYTES)
+
+    # -- the engine's thread ---------------------------------------------------------------------------------
+
+    def _reads_master(self, piece: StatePiece) -> bool:
+        if piece.number in self._redone:
+            return True
+        return any(not self._parameters[segment.parameter].is_master for segment in piece.segments)
+
+    def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
+        used = [self._parameters[segment.parameter] for segment in piece.segments]
+        used = [known for known in used if known.has_gradient]
+        self._update(piece, loaded)
+        for known in used:
+            known.pieces_left -= 1
+            if known.pieces_left:
+                continue
+            if self._update.expected is not None:
+                self._pending -= known.bytes_in_memory
+            if self._expected.keeps:
+                known.put_away()
+            elif not known.keeps_in_memory:
+                known.consume()
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Prepare for the next step's gradients."""
+        self._speculated.clear()
+        self._redone.clear()
+        self._pending = 0
+        self._waiting = [
+            sum(segment.parameter in self._expected.active for segment in piece.segments)
+            for piece in self._layout.pieces
+        ]
+        for known in self._parameters:
+            known.is_submitted = known.takes_memory = False
+            known.norm_wanted = known.was_touched = False
+            known.pieces_left = len(known.pieces)
+            known.passes = 0
+        expected = (
+            [number for number in self._expected.order if self._waiting[number]]
+            if self._expected.is_on
+            else []
+        )
+        self._engine.expect(expected)
+
+    def _gather(self) -> list[TrainedParameter]:
+        """Return the parameters with a gradient, as the loop left them."""
+        active = []
+        for known in self._parameters:
+            gradient = known.parameter.grad
+            if known.has_gradient and gradient is not known.offloaded:
+                if known.is_submitted:
+                    self._undo()
+                known.drop()
+            if gradient is None:
+                continue
+            if not known.has_gradient:
+                known.take(gradient)
+                known.parameter.grad = known.offloaded
+            active.append(known)
+        return active
+
+    def _is_as_expected(
+        self, active: Sequence[TrainedParameter], options: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether pieces that were computed ahead are what the step asks for."""
+        if not all(map(same_options, options, self._update.options)):
+            return False
+        expected = list(self._expected.changes)
+        if any(known.changes != expected for known in active if known.is_submitted):
+            return False
+        for number, used in self._speculated.items():
+            segments = self._layout.pieces[number].segments
+            now = [self._parameters[segment.parameter] for segment in segments]
+            if used != [(known.number, known.generation) for known in now if known.has_gradient]:
+                return False
+        return True
+
+    def _take_back(self) -> None:
+        """Forget what was computed ahead; the records before are intact."""
+        self._engine.forget_loaded()
+        self._speculated.clear()
+        self._expected.is_on = False
+        for known in self._parameters:
+            known.is_submitted = False
+            known.pieces_left = len(known.pieces)
+
+    def _undo(self) -> None:
+        """Give the parameters in memory their values of before the step that was begun."""
+        if not self._speculated:
+            return
+        self._counts["restored_steps"] += 1
+        self._engine.drain()
+        check_untouched(self._parameters)
+        numbers = list(self._speculated)
+        self._take_back()
+        self._records.restore(numbers)
+        for known in self._parameters:
+            if known.writes:
+                known.settle()
+
+    def _commit(self, active: Sequence[TrainedParameter], wanted: set[int]) -> None:
+        for known in active:
+            known.steps += 1
+            known.settle()
+        self.steps += 1
+        counts = [known.steps for known in self._parameters]
+        self._engine.commit(wanted, self.steps, counts, self._small.capture())
+
+    # -- states that come from elsewhere ---------------------------------------------------------------------
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on from what a killed process committed, or from the states that the user's optimiser has."""
+        committed = self._store.committed
+        with self._guarded():
+            if committed is not None:
+                self.steps = committed.steps
+                for known, steps in zip(self._parameters, committed.parameter_steps, strict=True):
+                    known.steps = steps
+                self._records.take_over()
+                self._small.restore(committed.extra)
+                log.warning(
+                    "%s holds step %d of this job, which was killed: it goes on there",
+                    self._where,
+                    self.steps,
+                )
+            elif any(optimizer.state.values()):
+                self._import(optimizer.state)
+        optimizer.state.clear()
+
+    def _import(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        self._engine.settle()
+        self._engine.forget_loaded()
+        self._records.write(states)
+        self.steps = max((known.steps for known in self._parameters), default=0)
+        counts = [known.steps for known in self._parameters]
+        self._engine.commit(range(len(self._layout.pieces)), self.steps, counts, self._small.capture())
+        self._expected.is_on = False
+        self._begin()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        if self._closed:
+            raise UsageError("this offloaded optimizer is closed")
+        try:
+            yield
+        except OSError as error:
+            self._failed = True
+            raise failure(error, self._where, self._store) from error
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _at_exit(self) -> None:  # after an error the files stay
+        self.close(remove=getattr(sys, "last_value", None) is None)

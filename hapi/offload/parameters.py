@@ -1,0 +1,272 @@
+"""A trained parameter whose optimiser states are elsewhere: its gradient, what was done to it, its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from hapi.arrays import Bytes
+from hapi.errors import UsageError
+from hapi.offload.failures import GradientGoneError
+from hapi.offload.gradients import GradientChange, OffloadedGradient
+from hapi.offload.pieces import ParameterSize
+from hapi.offload.states.base import StateStore
+
+TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class TrainedParameter:
+    """One parameter and its gradient of the running step; a :class:`~hapi.offload.gradients.GradientSource`."""
+
+    number: int
+    name: str
+    parameter: nn.Parameter
+    group: int
+    """Number of its parameter group."""
+    state_names: tuple[str, ...]
+    """Tensors of its size that the optimiser keeps."""
+    gradient_at: int
+    """Byte of its kept gradient in the store."""
+    keeps_in_memory: bool
+    counts_steps: bool = True
+    """Whether the optimiser keeps the number of steps of each parameter."""
+    store: StateStore = field(init=False)
+    """Holds its gradient when the memory does not."""
+    pieces: list[int] = field(default_factory=list)
+    steps: int = 0
+    """Steps that it took part in."""
+    version: int = 0
+    """Version of its values when the states were last in step with them."""
+    passes: int = 0
+    """Backward passes since the last step that gave it a gradient."""
+    changes: list[GradientChange] = field(default_factory=list)
+    generation: int = 0
+    """Number of the gradient; another one after each that took its place."""
+    writes: int = 0
+    """Writes of new values into the memory since then."""
+    takes_memory: bool = False
+    """Whether the values in memory count, and not the master weights in the store."""
+    is_submitted: bool = False
+    """Whether pieces of it were handed to the engine before the step."""
+    is_lent: bool = False
+    """Whether the gradient is consumed by work that was begun, and not kept."""
+    pieces_left: int = 0
+    """Pieces that are not computed yet in this step."""
+    on_change: Callable[[], None] = lambda: None
+    """Called before another gradient takes the place of one that was handed to the engine."""
+    norm_wanted: bool = False
+    """Whether a loop asked for its norm in this step."""
+    was_touched: bool = False
+    """Whether a loop looked at the gradient, or changed it, in this step."""
+    _gradient: torch.Tensor | None = None
+    _is_stored: bool = False
+    _norm: torch.Tensor | None = None
+    _offloaded: OffloadedGradient | None = None
+
+    def __post_init__(self) -> None:
+        """Look at the parameter's form; UsageError for one that cannot be offloaded."""
+        parameter = self.parameter
+        if parameter.dtype not in TRAINED_TYPES:
+            raise UsageError(
+                f"{self.name} is {str(parameter.dtype).removeprefix('torch.')}: offloaded training takes parameters in "
+                "float32, bfloat16 or float16"
+            )
+        strides = parameter.stride()
+        order = sorted(range(parameter.dim()), key=lambda axis: (-strides[axis], axis))
+        if not parameter.detach().permute(order).is_contiguous():
+            raise UsageError(
+                f"{self.name} does not own its memory (an expanded or strided view): make it contiguous first"
+            )
+        self.version = parameter._version
+
+    @property
+    def size(self) -> ParameterSize:
+        """Its size for the planner of pieces."""
+        return ParameterSize(self.parameter.numel(), len(self.state_names))
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the memory holds its fp32 master weights themselves."""
+        return self.parameter.dtype == torch.float32
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else changed the values in memory since the last step (``load_state_dict``)."""
+        return self.parameter._version != self.version + self.writes
+
+    def settle(self) -> None:
+        """Take the values in memory for those that the states belong to."""
+        self.version, self.writes = self.parameter._version, 0
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """Its values in the order of memory, one dimension, sharing memory and version."""
+        return flat_view(self.parameter.detach())
+
+    # -- the gradient ----------------------------------------------------------------------------------------
+
+    @property
+    def offloaded(self) -> OffloadedGradient:
+        """The value of ``parameter.grad``; made anew after each :meth:`drop`."""
+        if self._offloaded is None:
+            self._offloaded = OffloadedGradient(self.parameter, self)
+        return self._offloaded
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether this step has a gradient of it, kept or consumed."""
+        return self._offloaded is not None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the gradient can be read (again)."""
+        return self._gradient is not None or self._is_stored
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of its gradient in memory."""
+        return 0 if self._gradient is None else self._gradient.nbytes
+
+    def take(self, gradient: torch.Tensor) -> None:
+        """Take a gradient over; its memory may be this one's from now on."""
+        self.drop()
+        self.generation += 1
+        self._gradient = laid_out(gradient, self.parameter)
+        self.offloaded  # noqa: B018 - makes it
+
+    def drop(self) -> None:
+        """Forget the gradient."""
+        self._gradient, self._is_stored, self._norm, self._offloaded = None, False, None, None
+        self.is_lent = False
+        self.changes.clear()
+        self.passes = 0
+
+    def compute_norm(self) -> None:
+        """Compute the 2-norm while the gradient is in memory."""
+        if self._norm is None and self._gradient is not None:
+            self._norm = torch.linalg.vector_norm(self._gradient, 2.0)
+
+    def put_away(self) -> None:
+        """Move the gradient from the memory to the store."""
+        if self._gradient is None or self.keeps_in_memory:
+            return
+        self.store.write_gradient(self.gradient_at, bytes_of(flat_view(self._gradient).cpu()))
+        self._is_stored, self._gradient = True, None
+
+    def consume(self) -> None:
+        """Give the gradient's memory back; it is not kept."""
+        self._gradient = None
+
+    def part(self, start: int, stop: int, changes: Sequence[GradientChange]) -> torch.Tensor:
+        """Return elements of the gradient after ``changes``, in the order of memory: a tensor of its own on the CPU."""
+        gradient = self._gradient
+        part = (
+            self._read(start, stop)
+            if gradient is None
+            else flat_view(gradient)[start:stop].to("cpu", copy=True)
+        )
+        for change in changes:
+            change.apply(part)
+        return part
+
+    def norm(self) -> torch.Tensor:
+        """Return the 2-norm of the gradient as backward made it."""
+        self.norm_wanted = self.was_touched = True
+        if self._norm is None:
+            self._norm = torch.linalg.vector_norm(self._whole(), 2.0)
+        return self._norm.clone()
+
+    def value(self) -> torch.Tensor:
+        """Return the gradient with its changes."""
+        self.was_touched = True
+        whole = self._whole().clone(memory_format=torch.preserve_format)
+        for change in self.changes:
+            change.apply(whole)
+        return whole
+
+    def replace(self, gradient: torch.Tensor) -> None:
+        """Take a changed gradient."""
+        self.was_touched = True
+        self._tell()
+        passes, offloaded = self.passes, self._offloaded
+        self.drop()
+        self._gradient, self.passes, self._offloaded = laid_out(gradient, self.parameter), passes, offloaded
+        self.generation += 1
+        self.put_away()
+
+    def accumulate(self, gradient: torch.Tensor) -> None:
+        """Add a further backward pass's gradient, as autograd does: in place, in the parameter's type."""
+        self._tell()
+        whole = self._whole()
+        for change in self.changes:
+            change.apply(whole)
+        whole.add_(laid_out(gradient, self.parameter))
+        self.changes.clear()
+        self.generation += 1
+        self._gradient, self._norm, self._is_stored = whole, None, False
+
+    def note(self, change: GradientChange) -> None:
+        """Remember an elementwise change; a product with one is none."""
+        self.was_touched = True
+        if change.name.startswith("clamp") or change.operands != (1.0,):
+            self.changes.append(change)
+
+    def _tell(self) -> None:
+        if self.is_submitted:
+            self.on_change()
+
+    def _whole(self) -> torch.Tensor:
+        """The gradient in memory, without its changes: itself or a copy."""
+        if self.is_lent or not self.is_kept:
+            raise GradientGoneError(
+                f"the gradient of {self.name} was consumed as backward made it, and a loop that did not look at "
+                "gradients in its first steps does now; give keep_gradients=True to hapi.offload_training"
+            )
+        gradient = self._gradient  # the engine's thread may put it away meanwhile
+        if gradient is not None:
+            return gradient
+        whole = torch.empty_like(self.parameter, requires_grad=False)
+        flat_view(whole).copy_(self._read(0, self.parameter.numel()))
+        return whole
+
+    def _read(self, start: int, stop: int) -> torch.Tensor:
+        part = torch.empty(stop - start, dtype=self.parameter.dtype)
+        self.store.read_gradient(self.gradient_at + start * part.itemsize, bytes_of(part))
+        return part
+
+
+def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
+    """Look, while the engine has no work, for parameters that somebody else changed since their last step.
+
+    Raises:
+        UsageError: one was changed after backward had given it new values.
+    """
+    for known in parameters:
+        known.takes_memory = known.is_foreign
+        if known.writes and known.is_foreign:
+            raise UsageError(
+                f"{known.name} was changed in place between backward and step; change parameters after step()"
+            )
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements in the order of memory, sharing it."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return ``gradient`` in the order of the parameter's memory; itself where it has it."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes of a contiguous tensor on the CPU, shared."""
+    found: Bytes = tensor.view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+    return found

@@ -1,0 +1,124 @@
+"""Whole states of parameters, out of and into the pieces' records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hapi.arrays import Bytes
+from hapi.offload.engine import Engine
+from hapi.offload.parameters import TrainedParameter, flat_view
+from hapi.offload.pieces import Layout, Segment
+from hapi.offload.states.base import StateStore, buffer_of
+from hapi.offload.updates import master_of, states_of
+
+MASTER = "master"
+"""State of a half-precision parameter in :meth:`OffloadedOptimizer.state_dict`: its fp32 values."""
+
+
+class Records:
+    """Reads and writes the records of a training while its engine has no work."""
+
+    def __init__(
+        self, parameters: Sequence[TrainedParameter], layout: Layout, engine: Engine, store: StateStore
+    ) -> None:
+        """``parameters`` by number; ``engine`` knows the valid slots."""
+        self._parameters, self._layout, self._engine, self._store = parameters, layout, engine, store
+
+    @torch.no_grad()
+    def restore(self, numbers: Iterable[int]) -> None:
+        """Give the parameters in memory the master weights of these pieces."""
+        for number in numbers:
+            record = self._engine.read_record(number)
+            for segment in self._layout.pieces[number].segments:
+                flat = self._parameters[segment.parameter].flat
+                flat[segment.start : segment.stop].copy_(master_of(segment, record))
+
+    def take_over(self) -> None:
+        """Give the parameters in memory the values that a killed process committed."""
+        for piece in self._layout.pieces:
+            steps = (self._parameters[segment.parameter].steps for segment in piece.segments)
+            self._engine.has_record[piece.number] = any(steps)
+        self.restore(number for number, has in enumerate(self._engine.has_record) if has)
+        for known in self._parameters:
+            known.settle()
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Return the states by the parameters' numbers, as torch's optimisers keep them."""
+        found: dict[int, dict[str, Any]] = {}
+        columns: dict[int, list[torch.Tensor]] = {}
+        for known in self._parameters:
+            if not known.steps:
+                continue
+            names = [*known.state_names] + ([] if known.is_master else [MASTER])
+            tensors = {name: self._scratch(known) for name in names}
+            columns[known.number] = [flat_view(tensor) for tensor in tensors.values()]
+            steps = {"step": torch.tensor(float(known.steps))} if known.counts_steps else {}
+            found[known.number] = {**steps, **tensors}
+        for piece in self._layout.pieces:
+            wanted = [segment for segment in piece.segments if segment.parameter in columns]
+            if not wanted:
+                continue
+            record = self._engine.read_record(piece.number)
+            for segment in wanted:
+                own = [*states_of(segment, record), master_of(segment, record)]
+                for column, values in zip(columns[segment.parameter], own, strict=False):
+                    column[segment.start : segment.stop].copy_(values)
+        return found
+
+    @torch.no_grad()
+    def write(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Write records of these states, by parameter, and of the values in memory; the engine commits them."""
+        for known in self._parameters:
+            state = states.get(known.parameter, {})
+            known.steps = _steps_of(known, state)
+            known.settle()
+        for piece in self._layout.pieces:
+            record = buffer_of(piece.nbytes)
+            for segment in piece.segments:
+                known = self._parameters[segment.parameter]
+                self._fill(known, segment, states.get(known.parameter, {}), record)
+            self._engine.write_record(piece.number, record)
+
+    def _fill(
+        self, known: TrainedParameter, segment: Segment, state: Mapping[str, Any], record: Bytes
+    ) -> None:
+        span = slice(segment.start, segment.stop)
+        master = master_of(segment, record)
+        master.copy_(known.flat[span])
+        kept = state.get(MASTER)
+        if kept is not None:
+            values = _laid_out(kept, known)[span]
+            if torch.equal(values.to(known.parameter.dtype), known.flat[span].cpu()):
+                master.copy_(values)
+        if not known.steps:
+            return
+        for name, values in zip(known.state_names, states_of(segment, record), strict=True):
+            values.copy_(_laid_out(state[name], known)[span])
+
+    def _scratch(self, known: TrainedParameter) -> torch.Tensor:
+        """An fp32 tensor of the parameter's form, on the disk where there is one."""
+        parameter = known.parameter
+        memory = self._store.scratch(4 * parameter.numel())
+        flat = torch.from_numpy(memory.view(np.float32))
+        return flat.as_strided(parameter.shape, parameter.stride())
+
+
+def _steps_of(known: TrainedParameter, state: Mapping[str, Any]) -> int:
+    """Steps of a parameter with this state; an optimiser that does not count them has 0 or 1."""
+    if not state or any(not isinstance(state.get(name), torch.Tensor) for name in known.state_names):
+        return 0
+    return int(state.get("step", 0)) if known.counts_steps else 1
+
+
+def _laid_out(values: torch.Tensor, known: TrainedParameter) -> torch.Tensor:
+    """A state in the order of the parameter's memory, one dimension."""
+    parameter = known.parameter
+    if values.shape != parameter.shape:
+        raise ValueError(f"a state of {known.name} has the shape {tuple(values.shape)}")
+    if values.stride() != parameter.stride():
+        values = torch.empty_like(parameter, dtype=torch.float32, device="cpu").copy_(values)
+    return flat_view(values)

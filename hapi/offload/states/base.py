@@ -1,0 +1,63 @@
+"""Places for master weights and optimiser states, as the engine uses them."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hapi.arrays import Bytes
+from hapi.offload.pieces import StatePiece
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A consistent state of a training: which slot of each piece is valid."""
+
+    number: int
+    """One more than that of the commit before."""
+    steps: int
+    """Optimiser steps done."""
+    slots: bytes
+    """0 or 1 for each piece."""
+    parameter_steps: tuple[int, ...]
+    """Steps that each parameter took part in."""
+    extra: bytes
+    """Small state of the training (buffers, generator), always as long."""
+
+
+class StateStore(Protocol):
+    """Two slots for the record of each piece, and the commit that says which are valid. Reads and writes of one drive
+    come from one thread at a time."""
+
+    @property
+    def committed(self) -> Commit | None:
+        """Last state that was committed; None in a new store."""
+
+    def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
+        """Fill ``buffer[start:stop]`` with those bytes of the record."""
+
+    def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
+        """Write ``buffer[:piece.nbytes]``, the record."""
+
+    def commit(self, commit: Commit) -> None:
+        """Make what was written durable, then the commit. All or nothing, whenever the process is killed."""
+
+    def scratch(self, nbytes: int) -> Bytes:
+        """Return further memory, on the disk where there is one; it is gone when nobody holds it."""
+
+    def write_gradient(self, at: int, values: Bytes) -> None:
+        """Keep a gradient's bytes at a byte of the gradients' room."""
+
+    def read_gradient(self, at: int, values: Bytes) -> None:
+        """Fill ``values`` with kept bytes."""
+
+    def close(self, *, remove: bool) -> None:
+        """Give everything back; ``remove``: the files too."""
+
+
+def buffer_of(nbytes: int) -> Bytes:
+    """Return memory that begins at a page, as direct input and output asks for."""
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)

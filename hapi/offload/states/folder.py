@@ -1,0 +1,114 @@
+"""A folder for the states of one job at a time: its lock, what it was made for, its room."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hapi.atomic import replacing
+from hapi.errors import HapiError, UsageError
+from hapi.paths import read_bounded
+from hapi.process.file_locks import lock_at_once
+from hapi.units import format_bytes
+from hapi.wire.documents import parse_document
+
+NAME = "hapi-offload"
+"""Folder that is made in the one that the user names; it is removed at the end."""
+_FILES = ("states", "gradients", "commit", "job.json", "lock")
+_FORMAT = 1
+
+
+class OffloadFolder:
+    """The folder :data:`NAME` in one that the user named, locked for this process."""
+
+    def __init__(self, parent: Path, signature: str, number: int, drives: int) -> None:
+        """Make and lock the folder.
+
+        Args:
+            parent: named by the user; made if it is missing.
+            signature: of the job.
+            number: of this drive, from 0.
+            drives: number of all drives.
+
+        Raises:
+            UsageError: it cannot be written, another process has it, or it holds the states of another job.
+        """
+        self.path = parent / NAME
+        self._job = {"format": _FORMAT, "signature": signature, "drive": number, "drives": drives}
+        self._lock = -1
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"offloading to {parent}: {error.strerror}; name a folder that can be written"
+            ) from None
+        if not lock_at_once(self._lock) or not self._is_lock_in_place():
+            self.close(remove=False)
+            raise UsageError(
+                f"{self.path} is in use by another job; name another folder, or wait for its end"
+            )
+        found = self._found()
+        if found is None:
+            self._remove_files()  # of a process that was killed while it began or ended
+        elif found != self._job:
+            self.close(remove=False)
+            raise UsageError(
+                f"{self.path} holds the states of another job, which was killed; remove that folder, or name another"
+            )
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise UsageError unless the disk has ``nbytes``, those of this folder's own files included."""
+        files = [self.path / name for name in _FILES]
+        own = sum(file.stat().st_blocks * 512 for file in files if file.exists())
+        free = shutil.disk_usage(self.path).free
+        if own + free < nbytes:
+            raise UsageError(
+                f"offloading to {self.path.parent} needs {format_bytes(nbytes)} ({nbytes} bytes), and its disk has "
+                f"{format_bytes(own + free)} free; make room, or name a folder on a larger disk"
+            )
+
+    def mark(self) -> None:
+        """Note what the folder is for, once its files are there. Raises OSError."""
+        if self._found() is None:
+            with replacing(self.path / "job.json") as file:
+                file.write(json.dumps(self._job).encode())
+
+    def close(self, *, remove: bool) -> None:
+        """Unlock; with ``remove`` the files go first, what the job was for before its states."""
+        if remove:
+            self._remove_files()
+            (self.path / "lock").unlink(missing_ok=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        if remove:
+            try:
+                self.path.rmdir()
+            except OSError:
+                return  # another process began, or a user put something there
+
+    def _remove_files(self) -> None:
+        for name in reversed(_FILES[:-1]):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _is_lock_in_place(self) -> bool:
+        """Whether the locked file is the one of that name: the process before may just have removed it."""
+        try:
+            found = (self.path / "lock").stat()
+        except OSError:
+            return False
+        return found.st_ino == os.fstat(self._lock).st_ino
+
+    def _found(self) -> dict[str, Any] | None:
+        path = self.path / "job.json"
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = parse_document(read_bounded(path, 1 << 16, "the offload folder's job"))
+        except (ValueError, HapiError):
+            return {}
+        return found

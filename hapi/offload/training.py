@@ -1,0 +1,193 @@
+"""``hapi.offload_training``: a loop's model and optimiser, with states outside the memory where they do not fit it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.models.devices import free_bytes
+from hapi.offload.optimizer import MODES, OffloadedOptimizer
+from hapi.offload.parameters import TrainedParameter
+from hapi.offload.pieces import Layout, plan_pieces
+from hapi.offload.small_state import SmallState
+from hapi.offload.states.base import StateStore
+from hapi.offload.states.disk import DiskStates
+from hapi.offload.states.host import HostStates
+from hapi.offload.updates import check_optimizer, options_of, state_names
+from hapi.paths import user_path
+from hapi.units import format_bytes, parse_bytes
+
+log = logging.getLogger("hapi.offload")
+
+_MEMORY_SHARE = 0.8
+"""Share of the free memory that counts as a training's own where the user names none."""
+
+
+_GRADIENT_SHARE = 0.75
+"""Share of the memory that parameters and gradients may take together; above it, kept gradients go to the disk."""
+
+
+def offload_training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    memory: str | int | None = None,
+    disk: str | Path | Sequence[str | Path] | None = None,
+    *,
+    mode: str = "active",
+    keep_gradients: bool | None = None,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Train in less memory: the optimiser's states go to a disk, and each step stays bit by bit what it was.
+
+    ::
+
+        model, optimizer = hapi.offload_training(model, optimizer, memory="8GB", disk="/scratch")
+
+    The loop stays as it is: clipping, accumulation, schedulers and gradient scalers work. A killed process leaves the
+    last whole step in the folder; the same call finds it, restores the model, and ``optimizer.steps`` says how many
+    steps are done.
+
+    Args:
+        model: of any kind; its parameters stay where they are.
+        optimizer: torch's AdamW, Adam or SGD over the model's parameters in float32, bfloat16 or float16 (those in half
+            precision get fp32 master weights).
+        memory: bytes for parameters, gradients and states; None for most of what is free. What fits is returned
+            unchanged.
+        disk: a folder, or one on each of several drives, between which the states are striped; None for the host's
+            memory.
+        mode: "active" overlaps updates with backward (LoHan, section IV-C); "naive" and "serial" are for comparison.
+        keep_gradients: keep gradients on the disk until the step, for loops that begin to look at them later than in
+            their first steps; None keeps them where the first steps did.
+
+    Returns:
+        The model, and the optimiser to use from now on.
+
+    Raises:
+        UsageError: an optimiser, parameter, mode or folder that cannot be used, or too little room on the disk.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r}: take one of {', '.join(MODES)}")
+    check_optimizer(optimizer)
+    room = _room(memory, model)
+    needed = sum(_bytes_in_memory(optimizer))
+    if room is None or needed <= room:
+        log.info("offloading is not needed: parameters, gradients and states take %s", format_bytes(needed))
+        return model, optimizer
+    folders = _folders(disk)
+    store, layout, small, parameters = _make(model, optimizer, folders, room)
+    where = ", ".join(map(str, folders)) or "host memory"
+    log.info(
+        "offloading: parameters, gradients and states take %s of %s memory; the states go to %s",
+        format_bytes(needed),
+        format_bytes(room),
+        where,
+    )
+    return model, OffloadedOptimizer(
+        optimizer,
+        model,
+        parameters,
+        layout,
+        store,
+        small,
+        mode=mode,
+        keep_gradients=keep_gradients,
+        where=where,
+    )
+
+
+def _room(memory: str | int | None, model: nn.Module) -> int | None:
+    """Bytes that the training may take; None when that is not known."""
+    if memory is not None:
+        return parse_bytes(memory, "memory")
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    free = free_bytes(device)
+    if free is None:
+        return None
+    own = sum(parameter.nbytes for parameter in model.parameters())
+    return int(_MEMORY_SHARE * (free + own))
+
+
+def _folders(disk: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    if disk is None:
+        return []
+    folders = [user_path(one, "disk") for one in ([disk] if isinstance(disk, str | Path) else disk)]
+    if len({folder.resolve() for folder in folders}) != len(folders) or not folders:
+        raise UsageError("disk: name one folder on each drive, each once")
+    return folders
+
+
+def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, nn.Parameter]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield number, parameter
+
+
+def _bytes_in_memory(optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """Bytes of each parameter, its gradient, its states, and its master weights where it is in half precision."""
+    columns = [len(state_names(type(optimizer), options_of(group))) for group in optimizer.param_groups]
+    for group, parameter in _in_groups(optimizer):
+        masters = parameter.dtype != torch.float32
+        yield 2 * parameter.nbytes + 4 * parameter.numel() * (columns[group] + masters)
+
+
+def _make(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequence[Path], room: int
+) -> tuple[StateStore, Layout, SmallState, list[TrainedParameter]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kind = type(optimizer)
+    kept = [state_names(kind, options_of(group)) for group in optimizer.param_groups]
+    gradient_bytes = sum(parameter.nbytes for _, parameter in _in_groups(optimizer))
+    in_memory = 2 * gradient_bytes <= _GRADIENT_SHARE * room if folders else True
+    parameters: list[TrainedParameter] = []
+    at = 0
+    for number, (group, parameter) in enumerate(_in_groups(optimizer)):
+        known = TrainedParameter(
+            number=number,
+            name=names.get(id(parameter), f"parameter {number} of the optimizer"),
+            parameter=parameter,
+            group=group,
+            state_names=kept[group],
+            gradient_at=at,
+            keeps_in_memory=in_memory,
+            counts_steps=kind is not torch.optim.SGD,
+        )
+        at += parameter.nbytes
+        parameters.append(known)
+    layout = plan_pieces([known.size for known in parameters], max(len(folders), 1))
+    for known, pieces in zip(parameters, layout.of_parameter(len(parameters)), strict=True):
+        known.pieces = pieces
+    small = SmallState(model)
+    store: StateStore
+    if folders:
+        store = DiskStates(
+            folders,
+            layout,
+            parameters=len(parameters),
+            gradient_bytes=0 if in_memory else gradient_bytes,
+            extra_bytes=small.nbytes,
+            signature=_signature(kind, parameters, small),
+        )
+    else:
+        store = HostStates(layout, 0)
+    for known in parameters:
+        known.store = store
+    return store, layout, small, parameters
+
+
+def _signature(
+    kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter], small: SmallState
+) -> str:
+    """Return what a job is recognised by: optimiser, parameters and their order."""
+    facts: list[Any] = [kind.__name__, small.nbytes]
+    facts += [
+        [known.name, list(known.parameter.shape), str(known.parameter.dtype), list(known.state_names)]
+        for known in parameters
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

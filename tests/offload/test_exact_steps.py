@@ -1,0 +1,253 @@
+"""Offloaded steps are the steps in memory, bit by bit, whatever a loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.offload_loops import (
+    Loop,
+    accumulated,
+    backward,
+    clipped,
+    disorderly,
+    groups_of,
+    images_model,
+    offloaded,
+    plain,
+    states_equal,
+    tied_model,
+    train,
+    weights_equal,
+)
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.offload.failures import GradientGoneError
+from hapi.offload.gradients import OffloadedGradient
+from hapi.offload.training import offload_training
+
+ADAMW: dict[str, Any] = {"lr": 1e-2}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "adam-amsgrad": lambda groups: torch.optim.Adam(groups, lr=1e-2, amsgrad=True),
+    "adamw-fused": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+    "adamw-foreach": lambda groups: torch.optim.AdamW(groups, lr=1e-2, foreach=True, maximize=True),
+    "adamw-tensor-rate": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(1e-2)),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2),
+}
+
+
+def both(
+    make: Callable[[], nn.Module], kind: str, loop: Loop, steps: int, disk: Any, **more: Any
+) -> tuple[nn.Module, Any, nn.Module, Any]:
+    """Train in memory and offloaded; return both models and optimisers."""
+    model, twin = make(), make()
+    optimizer = OPTIMIZERS[kind](groups_of(model))
+    moved = offloaded(twin, OPTIMIZERS[kind](groups_of(twin)), disk, **more)
+    torch.manual_seed(11)
+    train(model, optimizer, range(steps), loop)
+    torch.manual_seed(11)
+    train(twin, moved, range(steps), loop)
+    return model, optimizer, twin, moved
+
+
+@pytest.mark.parametrize("mode", ["active", "naive", "serial"])
+@pytest.mark.parametrize("loop", [plain, clipped, accumulated])
+@pytest.mark.parametrize("make", [tied_model, images_model])
+def test_steps_are_equal(make: Callable[[], nn.Module], loop: Loop, mode: str, tmp_path: Path) -> None:
+    model, optimizer, twin, moved = both(make, "adamw", loop, 14, [tmp_path / "a", tmp_path / "b"], mode=mode)
+    with moved:
+        assert weights_equal(model, twin)
+        assert states_equal(optimizer.state_dict(), moved.state_dict())
+        report = moved.report()
+    assert report["steps"] == 14
+    if mode != "serial" and loop is plain:
+        assert report["speculated_pieces"] > 0.8 * report["pieces"]
+    assert not any(tmp_path.glob("*/*")), "files are removed at the end"
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_are_equal(kind: str, tmp_path: Path) -> None:
+    model, optimizer, twin, moved = both(tied_model, kind, plain, 8, tmp_path)
+    with moved:
+        assert weights_equal(model, twin)
+        assert states_equal(optimizer.state_dict(), moved.state_dict())
+
+
+@pytest.mark.parametrize("disk", [True, False], ids=["disk", "host"])
+@pytest.mark.parametrize("make", [tied_model, images_model])
+def test_fifty_steps_of_a_disorderly_loop_are_equal(
+    make: Callable[[], nn.Module], disk: bool, tmp_path: Path
+) -> None:
+    where = tmp_path if disk else None
+    model, optimizer, twin, moved = both(make, "adamw", disorderly, 50, where, keep_gradients=True)
+    with moved:
+        assert moved.report()["redone_steps"] + moved.report()["restored_steps"] > 1
+        assert weights_equal(model, twin)
+        assert states_equal(optimizer.state_dict(), moved.state_dict())
+
+
+def test_gradients_in_memory_where_it_is_large_enough(tmp_path: Path) -> None:
+    model, _, twin, moved = both(tied_model, "adamw", clipped, 9, tmp_path, memory="120KB")
+    with moved:
+        assert not any(tmp_path.rglob("gradients")) or not next(tmp_path.rglob("gradients")).stat().st_size
+        assert weights_equal(model, twin)
+
+
+class InMemoryMasters:
+    """The reference for half precision: AdamW on fp32 copies."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self.masters = [nn.Parameter(parameter.detach().float()) for parameter in self._parameters]
+        self._optimizer = torch.optim.AdamW(self.masters, lr=1e-2)
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, master in zip(self._parameters, self.masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self._optimizer.step()
+        for parameter, master in zip(self._parameters, self.masters, strict=True):
+            parameter.copy_(master)
+
+
+@pytest.mark.parametrize("loop", [plain, clipped, accumulated])
+def test_half_precision_has_masters_in_fp32(loop: Loop, tmp_path: Path) -> None:
+    model, twin = images_model().bfloat16(), images_model().bfloat16()
+    moved = offloaded(twin, torch.optim.AdamW(twin.parameters(), lr=1e-2), tmp_path)
+    reference = InMemoryMasters(model)
+    train(model, reference, range(12), loop)
+    train(twin, moved, range(12), loop)
+    with moved:
+        assert weights_equal(model, twin)
+        states = moved.state_dict()["state"]
+        assert all(torch.equal(states[i]["master"], master) for i, master in enumerate(reference.masters))
+
+
+def test_a_gradient_scaler_works_and_a_skipped_step_is_skipped(tmp_path: Path) -> None:
+    def loop(model: nn.Module, optimizer: Any, step: int) -> None:
+        scaler = scalers[id(model)]
+        optimizer.zero_grad()
+        inputs = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        loss = model(inputs).square().mean() * (float("inf") if step in (4, 7) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    model, twin = images_model(), images_model()
+    scalers = {id(one): torch.amp.GradScaler("cpu", init_scale=8.0) for one in (model, twin)}
+    optimizer = torch.optim.AdamW(model.parameters())
+    moved = offloaded(twin, torch.optim.AdamW(twin.parameters()), tmp_path)
+    train(model, optimizer, range(12), loop)
+    train(twin, moved, range(12), loop)
+    with moved:
+        assert weights_equal(model, twin)
+        assert scalers[id(model)].state_dict() == scalers[id(twin)].state_dict()
+        assert moved.steps == 10
+
+
+def test_states_go_to_an_optimizer_in_memory_and_back(tmp_path: Path) -> None:
+    model, optimizer, twin, moved = both(tied_model, "adamw", plain, 5, tmp_path / "one")
+    third = tied_model()
+    third.load_state_dict(twin.state_dict())
+    other = offloaded(third, OPTIMIZERS["adamw"](groups_of(third)), tmp_path / "two")
+    other.load_state_dict(moved.state_dict())
+    moved.close()
+    fourth = tied_model()
+    fourth.load_state_dict(model.state_dict())
+    started = OPTIMIZERS["adamw"](groups_of(fourth))
+    started.load_state_dict(optimizer.state_dict())
+    taken = offloaded(fourth, started, tmp_path / "three")
+    for one, its in ((model, optimizer), (third, other), (fourth, taken)):
+        torch.manual_seed(5)
+        train(one, its, range(5, 10), plain)
+    with other, taken:
+        assert weights_equal(model, third)
+        assert weights_equal(model, fourth)
+        assert states_equal(optimizer.state_dict(), other.state_dict())
+
+
+def test_schedulers_follow_the_same_groups(tmp_path: Path) -> None:
+    model, twin = images_model(), images_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inner = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    before = torch.optim.lr_scheduler.StepLR(inner, 2)
+    inner.step()  # torch warns of a scheduler without a step; there are no gradients
+    moved = offloaded(twin, inner, tmp_path)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for step in range(6):
+        plain(model, optimizer, step)
+        scheduler.step()
+        plain(twin, moved, step)
+        before.step()
+    with moved:
+        assert weights_equal(model, twin)
+        assert moved.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 1e-4
+
+
+def test_checkpointed_layers_are_computed_with_the_values_before_the_step(tmp_path: Path) -> None:
+    def loop(model: nn.Module, optimizer: Any, step: int) -> None:
+        optimizer.zero_grad()
+        inputs = torch.randn(4, 20, generator=torch.Generator().manual_seed(step))
+        for layer in model:  # type: ignore[attr-defined]
+            inputs = torch.utils.checkpoint.checkpoint(layer, inputs, use_reentrant=False)
+        inputs.square().mean().backward()
+        optimizer.step()
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(20, 20), nn.Tanh()) for _ in range(5)])
+
+    model, twin = make(), make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with offloaded(twin, torch.optim.AdamW(twin.parameters()), tmp_path) as moved:
+        train(model, optimizer, range(8), loop)
+        train(twin, moved, range(8), loop)
+        assert weights_equal(model, twin)
+        assert not moved.report()["restored_steps"]
+
+
+def test_what_fits_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = images_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with caplog.at_level("INFO", "hapi.offload"):
+        assert offload_training(model, optimizer, memory="1GB") == (model, optimizer)
+    assert "not needed" in caplog.text
+
+
+def test_a_gradient_that_was_not_kept_is_named(tmp_path: Path) -> None:
+    model = images_model()
+    moved = offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path)
+    train(model, moved, range(6), plain)
+    moved.zero_grad()
+    backward(model, 6)
+    first = next(model.parameters())
+    assert isinstance(first.grad, OffloadedGradient)
+    assert first.grad.shape == first.shape
+    with pytest.raises(GradientGoneError, match="keep_gradients=True"):
+        print(first.grad.sum())
+    moved.close()
+
+
+def test_a_parameter_that_is_changed_between_backward_and_step_is_named(tmp_path: Path) -> None:
+    model = images_model()
+    moved = offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path)
+    train(model, moved, range(4), plain)
+    moved.zero_grad()
+    backward(model, 5)
+    with torch.no_grad():
+        next(iter(model[6].parameters())).mul_(2)  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"6\.weight was changed in place between backward and step"):
+        moved.step()
+    moved.close()

@@ -1,0 +1,204 @@
+"""Folders of offloaded states: one job at a time, enough room, the last whole commit after a kill."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.offload_loops import groups_of, images_model, offloaded, plain, tied_model, train, weights_equal
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.offload.failures import OffloadError
+from hapi.offload.states.base import Commit
+from hapi.offload.states.commit_file import CommitFile
+from hapi.offload.states.disk import DiskStates
+from hapi.offload.training import offload_training
+
+TESTS = Path(__file__).parents[1]
+TRAINER = """
+import sys, torch
+from pathlib import Path
+from support.offload_loops import *
+folder, steps, loop = Path(sys.argv[1]), int(sys.argv[2]), globals()[sys.argv[3]]
+model = tied_model()
+torch.manual_seed(21)
+optimizer = offloaded(model, torch.optim.AdamW(groups_of(model), lr=1e-2), [folder / "a", folder / "b"])
+print("from", optimizer.steps, flush=True)
+for step in range(optimizer.steps, steps):
+    loop(model, optimizer, step)
+    print(optimizer.steps, flush=True)
+torch.save(model.state_dict(), folder / "model.pt")
+optimizer.close()
+"""
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups_of(model), lr=1e-2)
+
+
+def trainer(folder: Path, steps: int, loop: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    command = [sys.executable, "-c", TRAINER, str(folder), str(steps), loop]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def killed_until_done(folder: Path, steps: int, loop: str, kills: int, chance: random.Random) -> int:
+    """Kill the training at random moments, start it again each time, and let the last one end; return the kills."""
+    done = 0
+    for _ in range(kills):
+        process = trainer(folder, steps, loop)
+        assert process.stdout is not None
+        for _ in range(chance.randrange(1, 6)):
+            process.stdout.readline()
+        try:
+            process.wait(chance.random() * 0.01)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            done += 1
+        process.stdout.close()
+        process.wait(60)
+        if (folder / "model.pt").exists():
+            break
+    process = trainer(folder, steps, loop)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    return done
+
+
+def check_kills(folder: Path, steps: int, loop: str, kills: int) -> None:
+    folder.mkdir()
+    whole = folder / "whole"
+    whole.mkdir()
+    assert trainer(whole, steps, loop).wait(120) == 0
+    done = killed_until_done(folder, steps, loop, kills, random.Random(loop))
+    assert done >= kills // 2
+    expected, found = (torch.load(path / "model.pt") for path in (whole, folder))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert not (folder / "a" / "hapi-offload").exists()
+
+
+def test_a_killed_training_goes_on_from_its_last_step(tmp_path: Path) -> None:
+    check_kills(tmp_path / "job", 12, "clipped", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["plain", "clipped", "accumulated"])
+def test_killed_at_random_moments_the_weights_are_the_same(loop: str, tmp_path: Path) -> None:
+    check_kills(tmp_path / "job", 60, loop, 12)
+
+
+def test_a_second_job_is_refused(tmp_path: Path) -> None:
+    model = tied_model()
+    with offloaded(model, adamw(model), tmp_path):
+        other = tied_model()
+        with pytest.raises(UsageError, match="in use by another job"):
+            offloaded(other, adamw(other), tmp_path)
+
+
+def test_states_of_another_job_are_refused(tmp_path: Path) -> None:
+    model = tied_model()
+    moved = offloaded(model, adamw(model), tmp_path)
+    train(model, moved, range(2), plain)
+    moved.close(remove=False)
+    other = images_model()
+    with pytest.raises(UsageError, match="states of another job, which was killed; remove that folder"):
+        offloaded(other, adamw(other), tmp_path)
+    again = tied_model()
+    with offloaded(again, adamw(again), tmp_path) as found:
+        assert found.steps == 2
+        assert weights_equal(model, again)
+
+
+def test_too_little_room_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tied_model()
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(UsageError, match=r"needs .* \(\d+ bytes\), and its disk has .* free; make room"):
+        offloaded(model, adamw(model), tmp_path)
+
+
+def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, at: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    model = tied_model()
+    with pytest.raises(UsageError, match="No space left on device; it needs"):
+        offloaded(model, adamw(model), tmp_path)
+
+
+def test_a_disk_that_fails_leaves_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, twin = tied_model(), tied_model()
+    moved = offloaded(twin, adamw(twin), tmp_path)
+    torch.manual_seed(5)
+    train(twin, moved, range(5), plain)
+    optimizer = adamw(model)
+
+    def fails(self: object, *args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "states")
+
+    monkeypatch.setattr(DiskStates, "write", fails)
+    with pytest.raises(OffloadError, match=r"failed: Input/output error \(states\); step \d+ is committed"):
+        train(twin, moved, range(5, 9), plain)
+    moved.close()
+    monkeypatch.undo()
+    third = tied_model()
+    with offloaded(third, adamw(third), tmp_path) as found:
+        assert found.steps in (4, 5)
+        torch.manual_seed(5)
+        train(model, optimizer, range(found.steps), plain)
+        names = [name for name, _ in model.named_parameters()]
+        assert all(torch.equal(model.get_parameter(name), third.get_parameter(name)) for name in names)
+
+
+@pytest.mark.parametrize("damage", ["nothing", "cut", "flipped", "zeros"])
+def test_a_torn_commit_does_not_count(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "commit"
+    commits = [Commit(n, 10 + n, bytes([n % 2, 1]), (n, n, n), b"extra") for n in (1, 2, 3)]
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    file = CommitFile(descriptor, 2, 3, 5)
+    assert file.newest is None
+    for commit in commits:
+        file.write(commit)
+    data = bytearray(path.read_bytes())
+    block = file.nbytes // 2
+    if damage == "cut":
+        data = data[: block + 20]
+    elif damage == "flipped":
+        data[block + 40] ^= 1
+    elif damage == "zeros":
+        data[block:] = bytes(block)
+    path.write_bytes(data)
+    assert CommitFile(descriptor, 2, 3, 5).newest == commits[2 if damage == "nothing" else 1]
+    assert CommitFile(descriptor, 2, 4, 5).newest is None
+    os.close(descriptor)
+
+
+def test_wrong_uses_are_told_in_one_line(tmp_path: Path) -> None:
+    model = images_model()
+    adagrad = torch.optim.Adagrad(model.parameters())
+    with pytest.raises(UsageError, match="Adagrad cannot be offloaded: take one of torch's"):
+        offload_training(model, adagrad, disk=tmp_path)
+    with pytest.raises(UsageError, match="mode='fast': take one of"):
+        offload_training(model, adamw(model), mode="fast")
+    with pytest.raises(UsageError, match="each once"):
+        offload_training(model, adamw(model), "1KB", [tmp_path, tmp_path])
+    double = images_model().double()
+    with pytest.raises(UsageError, match=r"0\.weight is float64"):
+        offload_training(double, adamw(double), "1KB", tmp_path)
+    sparse = nn.Embedding(500, 4, sparse=True)
+    moved = offloaded(sparse, torch.optim.SGD(sparse.parameters()), tmp_path)
+    with pytest.raises(UsageError, match="weight has sparse gradients"):
+        sparse(torch.tensor([1])).sum().backward()
+    moved.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="name a folder that can be written"):
+        offloaded(model, adamw(model), tmp_path / "file")
