@@ -51,6 +51,7 @@ PLANNERS = (
     "server/batching/policies.py",
     "server/batching/throughput_curve.py",
     "offload/pieces.py",
+    "offload/planner.py",
     "profiler/cost.py",
     "profiler/pipeline.py",
     "profiler/reuse/choose.py",
