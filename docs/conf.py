@@ -47,6 +47,7 @@ docs/training
 docs/models
 docs/operations
 docs/caching
+docs/offload
 deploy/README
 deploy/prometheus/README
 docs/reports
