@@ -135,10 +135,19 @@ class Problem:
         return inputs + sum(x.saved_bytes for i, x in enumerate(self.layers) if self.forced(i))
 
     @property
+    def largest_recomputed(self) -> int:
+        """Bytes of the largest layer that may be recomputed: it has all of them at once when it is."""
+        return max((x.saved_bytes for i, x in enumerate(self.layers) if not self.forced(i)), default=0)
+
+    @property
     def kept_bytes(self) -> int:
-        """Room on the device for activations that stay: without buffers and the largest recomputed layer."""
-        largest = max((x.saved_bytes for i, x in enumerate(self.layers) if not self.forced(i)), default=0)
-        return max(0, self.machine.device_bytes - self.machine.buffer_bytes - self.other_bytes - largest)
+        """Room on the device for activations that stay: without buffers and the largest recomputed layer.
+
+        The equations count with this one room, so that the time stays convex. A plan that recomputes smaller layers,
+        or none, keeps more.
+        """
+        room = self.machine.device_bytes - self.machine.buffer_bytes - self.other_bytes
+        return max(0, room - self.largest_recomputed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +280,11 @@ def evaluate(problem: Problem, saved: Collection[int], case: Case = Case.FIXED) 
     fits = problem.other_bytes + problem.all_bytes <= problem.machine.device_bytes and len(chosen) == len(
         layers
     )
-    room = total if fits else problem.kept_bytes
+    recomputed = max((x.saved_bytes for i, x in enumerate(layers) if i not in chosen), default=0)
+    room = total if fits else problem.kept_bytes + problem.largest_recomputed - recomputed
     plans = _tiers(problem, amounts, chosen, room)
     kept = sum(plan.kept_bytes for plan in plans)
-    recomputed = max((x.saved_bytes for i, x in enumerate(layers) if i not in chosen), default=0)
-    buffers = 0 if fits else problem.machine.buffer_bytes
+    buffers = min(problem.machine.buffer_bytes, sum(plan.host_bytes + plan.disk_bytes for plan in plans))
     moved = 0 if fits else total
     return Plan(
         layers=plans,

@@ -1,0 +1,192 @@
+"""Measurement of one iteration: operations, seconds and saved bytes of each layer, and rates of the tiers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hapi.cache.disk_rates import measure_disk
+from hapi.offload.activations.saved import Key
+from hapi.offload.activations.spill import SpillFiles
+from hapi.offload.planner import Layer, Machine
+
+_LINK_BYTES = 64 << 20
+_CLOCK_SECONDS = 1e-6
+"""A measured second below this says nothing about a layer."""
+
+
+@dataclass
+class LayerMeasure:
+    """One layer's costs: the most of any forward pass of the iteration, calls of a pass added up."""
+
+    flops: float = 0.0
+    seconds: float = 0.0
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    changed_buffers: bool = False
+    """Its forward pass changed buffers, so that a second one would change them twice."""
+
+
+class IterationMeasure:
+    """Costs of the layers, gathered while a model runs."""
+
+    def __init__(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
+        """Measure layers, by their number in the list."""
+        self._layers = layers
+        self.order: list[int] = []
+        """Numbers of the layers in the order of their first calls."""
+        self.highest = [LayerMeasure() for _ in layers]
+        self._now = [LayerMeasure() for _ in layers]
+        self.largest_bytes = 0
+        self._between: set[Key] = set()
+
+    def begin_pass(self) -> None:
+        """Begin a forward pass of the model."""
+        for high, now in zip(self.highest, self._now, strict=True):
+            high.flops = max(high.flops, now.flops)
+            high.seconds = max(high.seconds, now.seconds)
+            high.saved_bytes = max(high.saved_bytes, now.saved_bytes)
+            high.input_bytes = max(high.input_bytes, now.input_bytes)
+            high.changed_buffers |= now.changed_buffers
+        self._now = [LayerMeasure() for _ in self._layers]
+        self._between.clear()
+
+    def begin_call(self, layer: int, inputs: dict[Key, int | None]) -> None:
+        """Count the inputs of a layer as bytes between layers, each once in a pass.
+
+        They stay saved when the layer is computed a second time, whether plain training saves them or not.
+
+        Args:
+            layer: its number.
+            inputs: bytes of its input, with the layer that has saved them; None if none has so far.
+        """
+        now = self._now[layer]
+        for key, saver in inputs.items():
+            if key in self._between:
+                continue
+            self._between.add(key)
+            now.input_bytes += key.extent.nbytes
+            # Not saved so far: if the layer does not save it either, recomputing it frees so much less.
+            self._now[layer if saver is None else saver].saved_bytes -= key.extent.nbytes
+
+    def saved(self, layer: int, key: Key) -> None:
+        """Count bytes that a layer is the first to save."""
+        self._now[layer].saved_bytes += key.extent.nbytes
+        self.largest_bytes = max(self.largest_bytes, key.extent.nbytes)
+
+    @contextmanager
+    def call(self, layer: int, waited: float) -> Iterator[list[float]]:
+        """Measure one call of a layer.
+
+        Args:
+            layer: its number.
+            waited: seconds that were waited for transfers before it.
+
+        Yields:
+            A list to put those waited after it into.
+        """
+        if layer not in self.order:
+            self.order.append(layer)
+        module, now = self._layers[layer][1], self._now[layer]
+        versions = [buffer._version for buffer in module.buffers()]
+        counter = FlopCounterMode(display=False)
+        after: list[float] = []
+        started = time.perf_counter()
+        with counter:
+            yield after
+        _synchronize(module)
+        now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
+        now.flops += counter.get_total_flops()
+        now.changed_buffers |= versions != [buffer._version for buffer in module.buffers()]
+
+    def planned(self, reasons: Sequence[str | None]) -> tuple[list[Layer], float]:
+        """Return the layers for the planner, in the order of the pass, and the measured operations a second.
+
+        A layer without counted operations (elementwise ones are not counted) has those that its seconds stand for.
+
+        Args:
+            reasons: why each layer cannot be recomputed; None where it can.
+        """
+        self.begin_pass()
+        counted = [x for x in self.highest if x.flops and x.seconds > _CLOCK_SECONDS]
+        seconds = sum(x.seconds for x in counted)
+        rate = sum(x.flops for x in counted) / seconds if counted else 1e9
+        layers = []
+        for number in self.order:
+            x = self.highest[number]
+            layers.append(
+                Layer(
+                    name=self._layers[number][0],
+                    flops=x.flops or x.seconds * rate,
+                    saved_bytes=max(0, x.saved_bytes),
+                    input_bytes=x.input_bytes,
+                    recomputable=reasons[number] is None,
+                )
+            )
+        return layers, rate
+
+
+def measured_machine(
+    thp_g: float,
+    files: SpillFiles | None,
+    device: torch.device,
+    device_bytes: int,
+    host_bytes: int,
+    buffer_bytes: int,
+) -> Machine:
+    """Return the rates of this machine: those of the transfers that were done, or of a short probe.
+
+    Args:
+        thp_g: measured operations a second.
+        files: the drives' files; None without a disk.
+        device: of the model.
+        device_bytes: memory for saved activations and buffers on it.
+        host_bytes: host memory for swapped activations, where the device has its own.
+        buffer_bytes: most bytes on their way.
+    """
+    read = write = 0.0
+    if files is not None:
+        reading, writing = files.rates()
+        if reading is None or writing is None:
+            probes = [measure_disk(drive.folder) for drive in files.drives]
+            reading = reading or sum(probe.read or 0.0 for probe in probes)
+            writing = writing or sum(probe.write or 0.0 for probe in probes)
+        read, write = reading, writing
+    machine = Machine(
+        thp_g=thp_g, bw_s2m=read, bw_m2s=write, device_bytes=device_bytes, buffer_bytes=buffer_bytes
+    )
+    if device.type != "cuda":
+        return machine
+    return Machine(
+        thp_g=thp_g,
+        bw_s2m=read,
+        bw_m2s=write,
+        bw_g=_link_rate(device),
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def _link_rate(device: torch.device) -> float:
+    """Bytes a second from a CUDA device to pinned memory."""
+    source = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    host.copy_(source, non_blocking=True)
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    host.copy_(source, non_blocking=True)
+    torch.cuda.synchronize(device)
+    return _LINK_BYTES / max(time.perf_counter() - started, _CLOCK_SECONDS)
+
+
+def _synchronize(module: nn.Module) -> None:
+    tensor = next(module.parameters(), None)
+    if tensor is not None and tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)

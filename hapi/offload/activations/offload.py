@@ -1,0 +1,376 @@
+"""``ActivationOffload``: measures one iteration of a model, plans its activations, and applies the plan."""
+
+from __future__ import annotations
+
+import logging
+import types
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hapi.errors import UsageError
+from hapi.offload.activations.layers import layers_of
+from hapi.offload.activations.measuring import IterationMeasure, measured_machine
+from hapi.offload.activations.saved import SavedTensor
+from hapi.offload.activations.spill import SpillFiles
+from hapi.offload.activations.swapper import ActivationError, LayerRoom, Swapper
+from hapi.offload.planner import Action, Case, Plan, Problem, StateTraffic, evaluate, plan_activations
+from hapi.process.free_memory import host_free_bytes
+from hapi.units import format_bytes
+
+log = logging.getLogger("hapi.offload")
+
+POLICIES = ("auto", "keep", "swap", "recompute")
+_BUFFER_SHARE = 8
+"""Part of the memory that bytes on their way may take: one in so many."""
+_MAX_BUFFER_BYTES = 256 << 20
+_PROFILE_SHARE = 2
+"""Part of the memory that the measured iteration keeps: one in so many; it does not know the layers yet."""
+_HOST_SHARE = 0.5
+"""Share of the free host memory that a GPU's activations may take."""
+
+
+class ActivationOffload:
+    """Holds a model's saved activations in ``memory`` bytes; gradients are bit by bit those of plain training.
+
+    The first iteration is measured: what it saves beyond half of the memory goes to the tiers below. From the second
+    one on each layer (:func:`hapi.offload.activations.layers.layers_of`) keeps, swaps or recomputes what it saves, as
+    :mod:`hapi.offload.planner` chose. An iteration with a larger input than any before is measured again. It needs no
+    offloaded optimiser: without :meth:`step_done` the plan is made when the next forward pass begins.
+
+    A layer is never recomputed where its forward pass changes buffers, such as BatchNorm's statistics in training:
+    they would move twice. :meth:`report` says so. ``torch.compile`` of single layers is not seen through.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        memory: int,
+        folders: Sequence[Path] | None = None,
+        policy: str = "auto",
+        *,
+        traffic: StateTraffic | None = None,
+    ) -> None:
+        """Prepare; nothing changes before :meth:`install`.
+
+        Args:
+            model: any module; its parameters and buffers are never moved.
+            memory: bytes that saved activations and the buffers of their transfers may take on its device.
+            folders: one on each drive to swap to; None without a disk.
+            policy: "auto" plans; "keep" changes nothing; "swap" recomputes nothing; "recompute" all it can.
+            traffic: bytes that the optimiser's states move at the same time.
+
+        Raises:
+            UsageError: an unknown policy, or a folder that cannot be written.
+        """
+        if policy not in POLICIES:
+            raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
+        self._model, self._memory, self._policy = model, memory, policy
+        self._folders = list(folders or ())
+        self._traffic = traffic or StateTraffic()
+        self._layers = layers_of(model)
+        self._numbers = weakref.WeakKeyDictionary({module: i for i, (_, module) in enumerate(self._layers)})
+        self._buffer_bytes = min(_MAX_BUFFER_BYTES, max(1, memory // _BUFFER_SHARE))
+        try:
+            self._files = SpillFiles(self._folders) if self._folders and policy != "keep" else None
+        except OSError as error:
+            raise UsageError(
+                f"activations cannot be swapped to {error.filename}: {error.strerror}; name a folder that can "
+                "be written"
+            ) from None
+        self._swapper = Swapper(self._files, self._buffer_bytes)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._plan: Plan | None = None
+        self._problem: Problem | None = None
+        self._measure: IterationMeasure | None = None
+        self._reasons: list[str | None] = [None] * len(self._layers)
+        self._actions = [Action.KEEP] * len(self._layers)
+        self._rooms = [LayerRoom() for _ in self._layers]
+        self._steps_aside = False
+        self._largest_input = 0
+        self._asked_before = 0
+        self._handle: Any = None
+        self._replaced: list[tuple[nn.Module, Any]] = []
+
+    def install(self) -> ActivationOffload:
+        """Put the layers under this object's control; return it."""
+        if self._policy == "keep" or self._handle is not None:
+            return self
+        this = self
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is this._model:  # and not a copy of it
+                this._begin_pass(args, kwargs)
+
+        self._handle = self._model.register_forward_pre_hook(begin, with_kwargs=True)
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return this._call(module, args, kwargs)
+
+        for (
+            _,
+            module,
+        ) in self._layers:  # a bound method: a copy of the module gets one that is bound to the copy
+            self._replaced.append((module, module.__dict__.get("forward")))
+            module.forward = types.MethodType(forward, module)
+        self._exempt_parameters()
+        self._start_measuring()
+        return self
+
+    def step_done(self) -> None:
+        """Plan if an iteration was measured; an optimiser calls it after each step.
+
+        Raises:
+            ActivationError: what has to be swapped finds no room.
+        """
+        if self._measure is not None and self._swapper.counters.asked > self._asked_before:
+            self._make_plan(self._measure)
+
+    def report(self) -> dict[str, Any]:
+        """Return the plan, its prediction and what was measured, as numbers and text for people and programs."""
+        counters, plan, problem = self._swapper.counters, self._plan, self._problem
+        known: dict[str, Any] = {
+            "policy": self._policy,
+            "state": "kept" if self._handle is None else "measuring" if plan is None else "planned",
+            "bytes_written": counters.written_bytes,
+            "bytes_read": counters.read_bytes,
+            "bytes_to_host": counters.host_bytes,
+            "seconds_waited": counters.waited_seconds,
+            "tensors_stored": counters.stored_tensors,
+            "tensors_shared": counters.shared_tensors,
+            "peak_bytes": counters.peak_bytes,
+            "layers": [],
+        }
+        if plan is None or problem is None:
+            return known
+        known |= {
+            "case": str(plan.case),
+            "forward_seconds": plan.forward_seconds,
+            "backward_seconds": plan.backward_seconds,
+            "predicted_peak_bytes": plan.peak_bytes,
+            "swapped_bytes": plan.swapped_bytes,
+            "saved_bytes": plan.saved_bytes,
+            "rates": {
+                "flops": problem.machine.thp_g,
+                "disk_read": problem.machine.bw_s2m,
+                "disk_write": problem.machine.bw_m2s,
+            },
+        }
+        reasons = {name: why for (name, _), why in zip(self._layers, self._reasons, strict=True)}
+        known["layers"] = [
+            {
+                "name": layer.name,
+                "action": str(treated.action),
+                "flops": layer.flops,
+                "saved_bytes": layer.saved_bytes,
+                "input_bytes": layer.input_bytes,
+                "kept_bytes": treated.kept_bytes,
+                "host_bytes": treated.host_bytes,
+                "disk_bytes": treated.disk_bytes,
+                "not_recomputed": reasons[layer.name],
+            }
+            for layer, treated in zip(problem.layers, plan.layers, strict=True)
+        ]
+        return known
+
+    def reset_peak(self) -> None:
+        """Begin anew with the highest number of bytes on the device, which :meth:`report` tells."""
+        self._swapper.counters.peak_bytes = self._swapper.counters.live_bytes
+
+    def close(self) -> None:
+        """Give the layers back as they were, and the disk's bytes. Call it after backward."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        for module, before in self._replaced:
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = before
+        self._replaced = []
+        self._swapper.close()
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def __enter__(self) -> ActivationOffload:
+        """Install."""
+        return self.install()
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _exempt_parameters(self) -> None:
+        stays = [*self._model.parameters(), *self._model.buffers()]
+        self._swapper.exempt = frozenset(
+            tensor.untyped_storage()._cdata for tensor in stays if tensor.layout is torch.strided
+        )
+
+    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self.step_done()
+        self._exempt_parameters()
+        size = sum(tensor.nbytes for tensor in _tensors(args, kwargs))
+        if size > self._largest_input:
+            self._largest_input = size
+            if self._measure is None:
+                self._start_measuring()
+        if self._measure is not None:
+            self._measure.begin_pass()
+
+    def _start_measuring(self) -> None:
+        """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
+        self._measure = IterationMeasure(self._layers)
+        self._asked_before = self._swapper.counters.asked
+        shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
+        self._rooms = [shared] * len(self._layers)
+        self._steps_aside = False
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = self._numbers.get(module)
+        original = self._original(module, number)
+        if number is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        measure = self._measure
+        if measure is not None:
+            return self._measured_call(measure, number, original, args, kwargs)
+        if self._steps_aside:
+            return original(*args, **kwargs)
+        with self._hooks(number):
+            if self._actions[number] is Action.RECOMPUTE and self._why_not(module) is None:
+                return _recomputed(original, args, kwargs)
+            return original(*args, **kwargs)
+
+    def _original(self, module: nn.Module, number: int | None) -> Any:
+        """Return the forward that was there before; that of its class for a copy of a layer."""
+        before = self._replaced[number][1] if number is not None and number < len(self._replaced) else None
+        return before or types.MethodType(type(module).forward, module)
+
+    def _measured_call(
+        self,
+        measure: IterationMeasure,
+        number: int,
+        original: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        inputs = [
+            key for tensor in _tensors(args, kwargs) if (key := self._swapper.key_of(tensor)) is not None
+        ]
+        measure.begin_call(number, {key: self._swapper.saver_of(key) for key in inputs})
+        waited = self._swapper.counters.waited_seconds
+        with self._hooks(number), measure.call(number, waited) as after:
+            result = original(*args, **kwargs)
+            after.append(self._swapper.counters.waited_seconds)
+        return result
+
+    def _hooks(self, number: int) -> AbstractContextManager[Any]:
+        name, room = self._layers[number][0], self._rooms[number]
+        swapper, measure = self._swapper, self._measure
+
+        def pack(tensor: torch.Tensor) -> SavedTensor:
+            saved, key = swapper.save(tensor, number, name, room)
+            if measure is not None and key is not None:
+                measure.saved(number, key)
+            return saved
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, swapper.fetch)
+
+    def _why_not(self, module: nn.Module) -> str | None:
+        """Say why a layer cannot be recomputed now; None where it can."""
+        for inner in module.modules():
+            if inner.training and getattr(inner, "track_running_stats", False):
+                return f"{type(inner).__name__} in training: its statistics would move twice"
+        return None
+
+    def _host_bytes(self) -> int:
+        free = host_free_bytes() if self._device.type == "cuda" else None
+        return int(_HOST_SHARE * free) if free else 0
+
+    def _make_plan(self, measure: IterationMeasure) -> None:
+        measure.begin_pass()
+        for number, (_, module) in enumerate(self._layers):
+            why = self._why_not(module)
+            if why is None and measure.highest[number].changed_buffers:
+                why = "its forward pass changes buffers, which would change twice"
+            if why is None and measure.highest[number].saved_bytes <= 0:
+                why = "it would free nothing: it saves no more than its input"
+            self._reasons[number] = why
+        layers, rate = measure.planned(self._reasons)
+        buffers = max(self._buffer_bytes, measure.largest_bytes) + measure.largest_bytes
+        everything = sum(layer.saved_bytes + layer.input_bytes for layer in layers)
+        machine = measured_machine(
+            rate,
+            self._files if everything > self._memory else None,  # no rates are needed where all fits
+            self._device,
+            self._memory,
+            self._host_bytes(),
+            buffers,
+        )
+        problem = Problem(layers=layers, machine=machine, traffic=self._traffic)
+        plan = self._choose(problem)
+        free = self._files.free_bytes() if self._files is not None else 0
+        if self._files is not None and plan.disk_bytes > free:
+            raise ActivationError(
+                f"activations need {format_bytes(plan.disk_bytes)} on disk, which has {format_bytes(free)}: free "
+                "some, or take a smaller batch"
+            )
+        self._apply(problem, plan)
+
+    def _choose(self, problem: Problem) -> Plan:
+        if self._policy == "swap":
+            return evaluate(problem, range(len(problem.layers)))
+        if self._policy == "recompute":
+            return evaluate(problem, ())
+        return plan_activations(problem)
+
+    def _apply(self, problem: Problem, plan: Plan) -> None:
+        self._problem, self._plan, self._measure = problem, plan, None
+        self._steps_aside = plan.case is Case.FITS
+        numbers = {name: number for number, (name, _) in enumerate(self._layers)}
+        for treated in plan.layers:
+            number = numbers[treated.name]
+            self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
+            self._actions[number] = treated.action
+        self.reset_peak()
+        log.info(
+            "activations: %s of %s swapped, %d of %d layers recomputed (%s)",
+            format_bytes(plan.swapped_bytes),
+            format_bytes(problem.all_bytes),
+            sum(treated.action is Action.RECOMPUTE for treated in plan.layers),
+            len(plan.layers),
+            plan.case if plan.case is not Case.FIXED else self._policy,
+        )
+
+
+def _recomputed(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a layer whose activations are computed a second time; tensors given by name are saved as inputs too."""
+    names, count = list(kwargs), len(args)
+
+    def positional(*values: Any) -> Any:
+        return original(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    return checkpoint(positional, *args, *kwargs.values(), use_reentrant=False, preserve_rng_state=True)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors among the arguments, in lists and dicts too."""
+    found: list[torch.Tensor] = []
+    waiting: list[Any] = [*args, *kwargs.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+    return found

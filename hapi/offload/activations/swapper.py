@@ -1,0 +1,329 @@
+"""Movement of saved bytes: out during the forward pass, back in the reverse order ahead of the backward pass."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from hapi.errors import HapiError
+from hapi.offload.activations.saved import (
+    Key,
+    Lies,
+    LiveNumbers,
+    SavedTensor,
+    StoredBytes,
+    aligned_buffer,
+    extent_of,
+)
+from hapi.offload.activations.spill import Part, SpillFiles
+
+SMALL_BYTES = 4096
+"""Tensors below this stay: moving one costs more than it frees."""
+
+
+class ActivationError(HapiError):
+    """The place of the swapped activations failed in the middle of a pass."""
+
+    slug, title, on_wire = "activations", "Swapped activations failed", False
+
+
+@dataclass
+class LayerRoom:
+    """Bytes that one layer may keep in each tier, and those that it has there now."""
+
+    kept_limit: int = 0
+    host_limit: int = 0
+    kept: int = 0
+    host: int = 0
+
+
+@dataclass
+class Counters:
+    """Totals since the beginning."""
+
+    written_bytes: int = 0
+    read_bytes: int = 0
+    host_bytes: int = 0
+    waited_seconds: float = 0.0
+    stored_tensors: int = 0
+    shared_tensors: int = 0
+    peak_bytes: int = 0
+    """Most saved bytes on the device at once: kept, leaving, and read back."""
+    live_bytes: int = 0
+    asked: int = 0
+    """Tensors that backward asked for."""
+
+
+class Swapper:
+    """Stores what layers save. Thread-safe: backward runs in the device's own thread on CUDA."""
+
+    def __init__(self, files: SpillFiles | None, buffer_bytes: int) -> None:
+        """Store on the drives of ``files``; at most ``buffer_bytes`` are on their way in each direction."""
+        self.counters = Counters()
+        self.exempt: Collection[int] = ()
+        """Addresses of the storages of parameters and buffers, which are never stored."""
+        self._files, self._buffer_bytes = files, buffer_bytes
+        self._lock = threading.Condition(threading.Lock())  # not reentrant: the collector may call in
+        self._live = LiveNumbers()
+        self._leaving = self._back = 0
+        self._ahead = self._oldest = 0
+        """Numbers of the next bytes to read ahead, and of the oldest that may be alive."""
+        self._dead: deque[tuple[Lies, list[Part], int, LayerRoom]] = deque()
+        self._error: OSError | None = None
+
+    def save(
+        self, tensor: torch.Tensor, layer: int, name: str, room: LayerRoom
+    ) -> tuple[SavedTensor, Key | None]:
+        """Take a tensor from autograd.
+
+        Args:
+            tensor: as the hook gets it.
+            layer: number of the layer that saves it.
+            name: that layer's name, for messages.
+            room: that layer's.
+
+        Returns:
+            The object for autograd, and the bytes that are stored for it, if they were not stored before.
+
+        Raises:
+            ActivationError: a disk failed.
+        """
+        key = self.key_of(tensor)
+        if key is None:
+            return SavedTensor(tensor, name, None), None
+        with self._lock:
+            self._check()
+            self._bury()
+            stored = self._live.find(key)
+            if stored is not None:
+                self.counters.shared_tensors += 1
+                if stored.lies is not Lies.KEPT:
+                    stored.waiting += 1
+                return SavedTensor(tensor, name, stored), None
+            stored = StoredBytes(
+                tensor, key.extent, self._live.next, layer, lambda *facts: self._died(room, *facts)
+            )
+            if not len(self._live):
+                self._oldest = stored.number
+            self._live.add(key, stored)
+            self._ahead = stored.number
+            self.counters.stored_tensors += 1
+            self._place(stored, room)
+            return SavedTensor(tensor, name, stored), key
+
+    def key_of(self, tensor: torch.Tensor) -> Key | None:
+        """Return what identifies the tensor's bytes; None for a tensor that is never stored."""
+        if self._stays(tensor):
+            return None
+        return Key(tensor.untyped_storage()._cdata, tensor._version, extent_of(tensor))
+
+    def saver_of(self, key: Key) -> int | None:
+        """Return the number of the layer that stored these bytes; None if nothing did."""
+        with self._lock:
+            stored = self._live.find(key)
+            return None if stored is None else stored.layer
+
+    def fetch(self, saved: SavedTensor) -> torch.Tensor:
+        """Give a tensor back to autograd, and begin to read those before it.
+
+        Raises:
+            RuntimeError: it was changed in place since it was saved.
+            ActivationError: a disk failed.
+        """
+        saved.check_unchanged()
+        self.counters.asked += 1
+        stored = saved.stored
+        with self._lock:
+            self._bury()
+            if stored is not None:
+                self._read_ahead(stored.number)
+            if saved.kept is not None:
+                return saved.kept
+            if stored is None:
+                raise RuntimeError("a tensor was neither kept nor stored")
+            data = self._on_device(stored)
+            if not saved.fetched:
+                saved.fetched = True
+                stored.waiting -= 1
+            if stored.waiting <= 0 and stored.lies is Lies.BACK:
+                self._back -= stored.extent.nbytes
+                self._count(-stored.extent.nbytes)
+                stored.data, stored.lies = None, Lies.AWAY
+        return saved.rebuilt(data, stored.extent)
+
+    def settle(self) -> int:
+        """Take note of what died; return the number of stored tensors that are alive."""
+        with self._lock:
+            self._bury()
+            return len(self._live)
+
+    def close(self) -> None:
+        """Wait for what is under way. Tensors that are away cannot come back after the files are closed."""
+        with self._lock:
+            while self._leaving and self._error is None:
+                self._lock.wait(1.0)
+            self._files = None
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor is a parameter, small, or of a kind whose bytes are more than a strided storage."""
+        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+            return True
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or tensor.device.type not in ("cpu", "cuda")
+        ):
+            return True
+        if tensor.nbytes < SMALL_BYTES or tensor.is_conj() or tensor.is_neg():
+            return True
+        return tensor.untyped_storage()._cdata in self.exempt
+
+    def _place(self, stored: StoredBytes, room: LayerRoom) -> None:
+        """Choose the tier of new bytes and send them there."""
+        nbytes = stored.extent.nbytes
+        tiers_below = self._files is not None or room.host_limit > 0
+        if room.kept + nbytes <= room.kept_limit or not tiers_below:
+            room.kept += nbytes
+            self._count(nbytes)
+            stored.data = None  # the saved tensors hold the storage themselves
+        elif stored.device.type == "cuda" and (room.host + nbytes <= room.host_limit or self._files is None):
+            room.host += nbytes
+            stored.host = self._to_host(stored)
+            stored.data, stored.lies, stored.waiting = None, Lies.AWAY, 1
+            self.counters.host_bytes += nbytes
+        elif self._files is not None:
+            self._send(stored, self._files)
+
+    def _to_host(self, stored: StoredBytes) -> torch.Tensor:
+        """Copy bytes from a CUDA device to pinned memory, in the order of the current stream."""
+        host = torch.empty(stored.extent.nbytes, dtype=torch.uint8, pin_memory=True)
+        if stored.data is not None:
+            host.copy_(stored.data, non_blocking=True)
+        return host
+
+    def _send(self, stored: StoredBytes, files: SpillFiles) -> None:
+        nbytes = stored.extent.nbytes
+        started = time.monotonic()
+        while self._leaving and self._leaving + nbytes > self._buffer_bytes:
+            self._lock.wait()
+            self._check()
+        self.counters.waited_seconds += time.monotonic() - started
+        if stored.device.type == "cuda":
+            stored.data = self._to_host(stored)
+            torch.cuda.current_stream(stored.device).synchronize()
+        self._leaving += nbytes
+        self._count(nbytes)
+        self.counters.written_bytes += nbytes
+        stored.parts = files.take(nbytes)
+        stored.lies, stored.waiting, stored.under_way = Lies.LEAVING, 1, len(stored.parts)
+        if stored.data is None:
+            raise RuntimeError("bytes were sent twice")
+        array = stored.data.numpy()
+        for drive, at, start, end in stored.parts:
+            drive.write(at, array[start:end], lambda error: self._sent(stored, error))
+
+    def _sent(self, stored: StoredBytes, error: OSError | None) -> None:
+        """Free the memory of bytes that are on the drives; called in a drive's thread."""
+        with self._lock:
+            self._error = self._error or error
+            stored.under_way -= 1
+            if not stored.under_way:
+                self._leaving -= stored.extent.nbytes
+                self._count(-stored.extent.nbytes)
+                if self._error is None:
+                    stored.data, stored.lies = None, Lies.AWAY
+            self._lock.notify_all()
+
+    def _on_device(self, stored: StoredBytes) -> torch.Tensor:
+        """Bring bytes back if they are away, and wait for them."""
+        if stored.host is not None:
+            return stored.host.to(stored.device, non_blocking=True)
+        if stored.lies is Lies.AWAY:
+            self._begin_read(stored)
+        started = time.monotonic()
+        while stored.lies is Lies.COMING:
+            self._lock.wait()
+            self._check()
+        self.counters.waited_seconds += time.monotonic() - started
+        if stored.data is None:
+            raise ActivationError(
+                "activations were asked for after their files were closed; close after backward"
+            )
+        if stored.device.type == "cuda":
+            return stored.data[: stored.extent.nbytes].to(stored.device, non_blocking=True)
+        return stored.data
+
+    def _begin_read(self, stored: StoredBytes) -> None:
+        if self._files is None:
+            return
+        nbytes = stored.extent.nbytes
+        buffer = aligned_buffer(nbytes, stored.device.type == "cuda")
+        stored.data, stored.lies, stored.under_way = buffer, Lies.COMING, len(stored.parts)
+        self._back += nbytes
+        self._count(nbytes)
+        self.counters.read_bytes += nbytes
+        array = buffer.numpy()
+        for drive, at, start, end in stored.parts:
+            until = len(array) if end == nbytes else end
+            drive.read(at, array[start:until], lambda error: self._came(stored, error))
+
+    def _came(self, stored: StoredBytes, error: OSError | None) -> None:
+        with self._lock:
+            self._error = self._error or error
+            stored.under_way -= 1
+            if not stored.under_way and self._error is None:
+                stored.lies = Lies.BACK
+            self._lock.notify_all()
+
+    def _read_ahead(self, number: int) -> None:
+        """Begin to read what was saved before, newest first, while there is room in the buffers."""
+        self._ahead = min(self._ahead, number - 1)
+        while self._ahead >= self._oldest:
+            stored = self._live.at(self._ahead)
+            if stored is not None and stored.lies is Lies.LEAVING:
+                return
+            if stored is not None and stored.lies is Lies.AWAY and stored.host is None and stored.waiting:
+                if self._back + self._leaving + stored.extent.nbytes > self._buffer_bytes:
+                    return
+                self._begin_read(stored)
+            self._ahead -= 1
+
+    def _died(self, room: LayerRoom, lies: Lies, parts: list[Part], nbytes: int, layer: int) -> None:
+        """Note that bytes are not needed any more; called by the garbage collector, at any moment."""
+        self._dead.append((lies, parts, nbytes, room))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._bury()
+            finally:
+                self._lock.release()
+
+    def _bury(self) -> None:
+        while self._dead:
+            lies, parts, nbytes, room = self._dead.popleft()
+            if lies is Lies.KEPT:
+                room.kept -= nbytes
+                self._count(-nbytes)
+            elif not parts:
+                room.host -= nbytes
+            if lies is Lies.BACK:
+                self._back -= nbytes
+                self._count(-nbytes)
+            if parts and self._files is not None:
+                self._files.give(parts)
+
+    def _count(self, nbytes: int) -> None:
+        self.counters.live_bytes += nbytes
+        self.counters.peak_bytes = max(self.counters.peak_bytes, self.counters.live_bytes)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            where = self._error.filename or "its folder"
+            raise ActivationError(
+                f"swapping activations to {where} failed: {self._error.strerror}; free some of its room, or name "
+                "another folder"
+            )

@@ -1,0 +1,178 @@
+"""Training with swapped and recomputed activations: gradients are bit by bit those of plain training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.activation_models import SmallGpt, gpt_loss, image_loss, same, train
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.offload.activations.layers import layers_of
+from hapi.offload.activations.offload import ActivationOffload
+
+
+def small_vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(64, 8, 3, 4, 64, 256, dropout=0.1, attention_dropout=0.1, num_classes=10)
+
+
+def small_resnet() -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Tensor], int]] = {
+    "gpt": (SmallGpt, gpt_loss, 3_000_000),
+    "vit": (small_vit, image_loss, 4_000_000),
+    "resnet18": (small_resnet, image_loss, 8_000_000),
+}
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_plain_training(tmp_path: Path, name: str, policy: str) -> None:
+    make, loss, memory = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    offloaded = copy.deepcopy(model)
+    with ActivationOffload(offloaded, memory, [tmp_path / "a", tmp_path / "b"], policy) as offload:
+        seen = train(offloaded, loss, steps=2)
+        report = offload.report()
+        assert report["state"] == "planned" and report["bytes_written"] > 0
+        assert [entry for folder in tmp_path.iterdir() for entry in folder.iterdir()] == []
+    assert same(train(model, loss, steps=2), seen)
+    if policy == "recompute" and name != "resnet18":
+        assert any(layer["action"] == "recompute" for layer in report["layers"])
+
+
+def test_accumulated_micro_batches_are_those_of_plain_training(tmp_path: Path) -> None:
+    model = SmallGpt()
+    offloaded = copy.deepcopy(model)
+    with ActivationOffload(offloaded, 3_000_000, [tmp_path]) as offload:
+        seen = train(offloaded, gpt_loss, accumulate=3)
+        assert offload.report()["bytes_read"] > 0
+    assert same(train(model, gpt_loss, accumulate=3), seen)
+
+
+def test_without_a_disk_what_does_not_fit_is_recomputed() -> None:
+    model = SmallGpt()
+    offloaded = copy.deepcopy(model)
+    with ActivationOffload(offloaded, 3_000_000) as offload:
+        seen = train(offloaded, gpt_loss)
+        actions = {layer["action"] for layer in offload.report()["layers"]}
+    assert "recompute" in actions and "disk" not in actions
+    assert same(train(model, gpt_loss), seen)
+
+
+def test_layers_with_batch_norm_are_not_recomputed_and_the_report_says_why(tmp_path: Path) -> None:
+    model = small_resnet()
+    with ActivationOffload(model, 8_000_000, [tmp_path], "recompute") as offload:
+        train(model, image_loss, steps=2)
+        layers = {layer["name"]: layer for layer in offload.report()["layers"]}
+    assert layers["layer1.0"]["action"] != "recompute"
+    assert "BatchNorm2d in training" in layers["layer1.0"]["not_recomputed"]
+
+
+def test_a_layer_that_counts_its_calls_is_not_recomputed(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, 64)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return super().forward(x).tanh().exp()
+
+    model = nn.Sequential(*(Counting() for _ in range(3)))
+    with ActivationOffload(model, 300_000, [tmp_path], "recompute") as offload:
+        train(model, lambda module: module(torch.randn(512, 64)).sum())
+        assert all("changes buffers" in layer["not_recomputed"] for layer in offload.report()["layers"])
+    assert [int(layer.calls) for layer in model] == [3, 3, 3]
+
+
+def test_what_fits_is_left_alone(tmp_path: Path) -> None:
+    model = SmallGpt()
+    with ActivationOffload(model, 1 << 30, [tmp_path]) as offload:
+        train(model, gpt_loss)
+        report = offload.report()
+        stored = report["tensors_stored"]
+        train(model, gpt_loss)
+        assert offload.report()["tensors_stored"] == stored  # no tensor passes a hook any more
+    assert report["case"] == "everything fits" and report["bytes_written"] == 0
+
+
+def test_a_larger_batch_is_measured_anew(tmp_path: Path) -> None:
+    model = SmallGpt()
+    with ActivationOffload(model, 6_000_000, [tmp_path]) as offload:
+        for batch in (1, 1, 8, 8):
+            tokens = torch.randint(0, 101, (batch, 48))
+            model(tokens).sum().backward()
+        offload.step_done()
+        assert offload.report()["case"] != "everything fits" and offload.report()["swapped_bytes"] > 0
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap"])
+def test_saved_bytes_stay_within_the_prediction(tmp_path: Path, policy: str) -> None:
+    model = SmallGpt(width=128, depth=10)
+    with ActivationOffload(model, 14_000_000, [tmp_path], policy) as offload:
+        train(model, gpt_loss, steps=2)
+        offload.reset_peak()
+        train(model, gpt_loss, steps=2)
+        report = offload.report()
+    assert report["predicted_peak_bytes"] <= 14_000_000
+    assert report["peak_bytes"] <= report["predicted_peak_bytes"]
+    assert report["swapped_bytes"] > 0
+
+
+def test_layers_are_the_blocks_wherever_they_are() -> None:
+    assert [name for name, _ in layers_of(SmallGpt(depth=2))] == [
+        "body.embedding",
+        "body.blocks.0",
+        "body.blocks.1",
+        "body.after",
+        "head",
+    ]
+    assert [name for name, _ in layers_of(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))] == ["0", "1"]
+    assert [name for name, _ in layers_of(nn.Linear(1, 1))] == ["model"]
+    names = [name for name, _ in layers_of(small_vit())]
+    assert "encoder.layers.encoder_layer_2" in names and "conv_proj" in names
+    assert "layer4.1" in [name for name, _ in layers_of(small_resnet())]
+
+
+def test_a_copy_of_the_model_is_a_plain_model(tmp_path: Path) -> None:
+    model = SmallGpt()
+    with ActivationOffload(model, 3_000_000, [tmp_path], "swap") as offload:
+        train(model, gpt_loss, steps=2)
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.zero_()
+        stored = offload.report()["tensors_stored"]
+        assert copied(torch.randint(0, 101, (2, 8))).abs().max() == 0
+        assert offload.report()["tensors_stored"] == stored
+
+
+def test_closing_gives_the_model_back(tmp_path: Path) -> None:
+    model = SmallGpt()
+    keys = [sorted(vars(module)) for module in model.modules()]
+    offload = ActivationOffload(model, 3_000_000, [tmp_path], "swap").install()
+    train(model, gpt_loss, steps=2)
+    offload.close()
+    offload.close()
+    assert [sorted(vars(module)) for module in model.modules()] == keys
+    assert not model._forward_pre_hooks
+
+
+def test_an_unknown_policy_and_a_folder_that_is_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="activations='all'"):
+        ActivationOffload(SmallGpt(), 1, None, "all")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be swapped to"):
+        ActivationOffload(SmallGpt(), 1, [tmp_path / "file"])
