@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hapi.offload.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
@@ -49,6 +49,26 @@ class Expectation:
     def passes(self) -> int:
         """Backward passes before a step; 0 while none was seen."""
         return max(self._recent, default=0)
+
+    def is_met(
+        self,
+        computed: Mapping[int, Sequence[tuple[int, int]]],
+        now: Callable[[int], Sequence[TrainedParameter]],
+    ) -> bool:
+        """Return whether pieces that were computed ahead are those that the step asks for.
+
+        Args:
+            computed: pieces, each with the numbers of its parameters and gradients as they were.
+            now: a piece's parameters.
+        """
+        expected = list(self.changes)
+        for number, used in computed.items():
+            active = [known for known in now(number) if known.has_gradient]
+            if used != [(known.number, known.generation) for known in active]:
+                return False
+            if any(known.changes != expected for known in active):
+                return False
+        return True
 
     def note_arrival(self, pieces: Iterable[int]) -> None:
         """Remember that these pieces are complete now."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,11 +13,12 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
 from hapi.offload.expectation import Expectation
-from hapi.offload.failures import failure
 from hapi.offload.hooks import attach
+from hapi.offload.lifetime import Lifetime
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.records import Records
+from hapi.offload.shards import Shards
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.updates import PieceUpdate, options_of, same_options
@@ -62,10 +60,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._update = PieceUpdate(type(optimizer), self._parameters)
         buffers = 1 if mode == "naive" else BUFFERS
         self._engine = Engine(store, layout, self._compute, self._reads_master, buffers=buffers)
-        self._records = Records(self._parameters, layout, self._engine, store)
-        self._expected = Expectation(
-            [piece.number for piece in layout.pieces], mode != "serial", keep_gradients
-        )
+        self._shards = Shards(model, self._parameters, layout)
+        self._records = Records(self._parameters, layout, self._engine, store, self._shards)
         self._waiting = [0] * len(layout.pieces)
         """Gradients that a piece still waits for."""
         self._speculated: dict[int, list[tuple[int, int]]] = {}
@@ -76,14 +72,21 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         self._counts = {"redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
-        self._closed = self._failed = False
+        self._lifetime = Lifetime(self._engine, store, where)
         self.when_stepped: Callable[[], None] = lambda: None
         """Called at the end of each step."""
+        self._is_alone = self._shards.ranks == 1
+        """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
+        self._expected = Expectation(
+            [piece.number for piece in layout.pieces], self._is_alone and mode != "serial", keep_gradients
+        )
         self._take_over(optimizer)
-        self._handles = attach(model, self._parameters, self._on_gradient, self._give_values_back)
+        if self._is_alone:
+            self._lifetime.handles += attach(
+                model, self._parameters, self._on_gradient, self._give_values_back
+            )
         for known in self._parameters:
             known.on_change = self._undo
-        atexit.register(self._at_exit)
         self._begin()
 
     # -- what a loop calls -----------------------------------------------------------------------------------
@@ -99,21 +102,24 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._guarded():
+        with self._lifetime.guarded():
             active = self._gather()
             options = [options_of(group) for group in self.param_groups]
             self._engine.drain()
             check_untouched(self._parameters)
-            if self._speculated and not self._is_as_expected(active, options):
+            if self._speculated and not self._is_as_expected(options):
                 self._counts["redone_steps"] += 1
                 self._redone = set(self._speculated)
                 self._take_back()
             wanted = {number for known in active for number in known.pieces}
             self._update.options, self._update.expected = options, None
-            self._engine.submit(
-                number for number in self._expected.order if number in wanted - set(self._speculated)
-            )
+            late = [number for number in self._expected.order if number in wanted - set(self._speculated)]
+            if not self._is_alone:
+                self._engine.settle()
+                self._shards.meet()  # all have committed the step before
+            self._engine.submit(self._shards.own(late))
             self._engine.drain()
+            self._shards.share_values(sorted(wanted))
             self._commit(active, wanted)
         self._expected.learn(active)
         self.when_stepped()
@@ -122,7 +128,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients; with ``set_to_none`` False they become zeros."""
-        with self._guarded():
+        with self._lifetime.guarded():
             self._undo()
             for known in self._parameters:
                 if set_to_none or known.parameter.grad is None:
@@ -136,7 +142,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
         Parameters in half precision have their master weights as a further state, ``master``.
         """
-        with self._guarded():
+        with self._lifetime.guarded():
             self._undo()
             self._engine.settle()
             packed = super().state_dict()
@@ -145,7 +151,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the states of this or of the user's own optimiser; they are written to their place."""
-        with self._guarded():
+        with self._lifetime.guarded():
             self._undo()
             numbered = state_dict["state"]
             super().load_state_dict({**state_dict, "state": {}})
@@ -168,32 +174,19 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def close(self, *, remove: bool = True) -> None:
         """Finish the last commit and end; the files are removed, or kept for a next process."""
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        for handle in self._handles:
-            handle.remove()
-        if not self._failed:
-            try:
-                self._engine.settle()
-            except OSError as error:
-                self._failed = True
-                log.warning("%s", failure(error, self._where, self._store))
-        self._engine.close()
-        self._store.close(remove=remove and not self._failed)
+        self._lifetime.close(remove=remove)
 
     # -- hooks -----------------------------------------------------------------------------------------------
 
     def _give_values_back(self) -> None:
-        with self._guarded():
+        with self._lifetime.guarded():
             self._undo()
 
     def _on_gradient(self, known: TrainedParameter) -> None:
         gradient = known.parameter.grad
         if gradient is None:
             return
-        with self._guarded():
+        with self._lifetime.guarded():
             if gradient.layout != torch.strided:
                 raise UsageError(
                     f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
@@ -223,7 +216,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         ready = []
         for number in known.pieces:
             self._waiting[number] -= 1
-            used = [self._parameters[segment.parameter] for segment in self._layout.pieces[number].segments]
+            used = self._used(number)
             if (
                 self._waiting[number]
                 or not self._engine.has_record[number]
@@ -247,11 +240,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def _reads_master(self, piece: StatePiece) -> bool:
         if piece.number in self._redone:
             return True
-        return any(not self._parameters[segment.parameter].is_master for segment in piece.segments)
+        return any(not known.is_master for known in self._used(piece.number))
 
     def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
-        used = [self._parameters[segment.parameter] for segment in piece.segments]
-        used = [known for known in used if known.has_gradient]
+        used = [known for known in self._used(piece.number) if known.has_gradient]
         self._update(piece, loaded)
         for known in used:
             known.pieces_left -= 1
@@ -300,25 +292,18 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 continue
             if not known.has_gradient:
                 known.take(gradient)
-                known.parameter.grad = known.offloaded
+                if self._is_alone:
+                    known.parameter.grad = known.offloaded
             active.append(known)
         return active
 
-    def _is_as_expected(
-        self, active: Sequence[TrainedParameter], options: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        """Whether pieces that were computed ahead are what the step asks for."""
-        if not all(map(same_options, options, self._update.options)):
-            return False
-        expected = list(self._expected.changes)
-        if any(known.changes != expected for known in active if known.is_submitted):
-            return False
-        for number, used in self._speculated.items():
-            segments = self._layout.pieces[number].segments
-            now = [self._parameters[segment.parameter] for segment in segments]
-            if used != [(known.number, known.generation) for known in now if known.has_gradient]:
-                return False
-        return True
+    def _is_as_expected(self, options: Sequence[Mapping[str, Any]]) -> bool:
+        is_alike = all(map(same_options, options, self._update.options))
+        return is_alike and self._expected.is_met(self._speculated, self._used)
+
+    def _used(self, number: int) -> list[TrainedParameter]:
+        """Return a piece's parameters."""
+        return [self._parameters[segment.parameter] for segment in self._layout.pieces[number].segments]
 
     def _take_back(self) -> None:
         """Forget what was computed ahead; the records before are intact."""
@@ -347,16 +332,18 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         for known in active:
             known.steps += 1
             known.settle()
+            if not self._is_alone:
+                known.drop()
         self.steps += 1
         counts = [known.steps for known in self._parameters]
-        self._engine.commit(wanted, self.steps, counts, self._small.capture())
+        self._engine.commit(self._shards.own(wanted), self.steps, counts, self._small.capture())
 
     # -- states that come from elsewhere ---------------------------------------------------------------------
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on from what a killed process committed, or from the states that the user's optimiser has."""
-        committed = self._store.committed
-        with self._guarded():
+        with self._lifetime.guarded():
+            committed = self._store.committed
             if committed is not None:
                 self.steps = committed.steps
                 for known, steps in zip(self._parameters, committed.parameter_steps, strict=True):
@@ -378,22 +365,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._records.write(states)
         self.steps = max((known.steps for known in self._parameters), default=0)
         counts = [known.steps for known in self._parameters]
-        self._engine.commit(range(len(self._layout.pieces)), self.steps, counts, self._small.capture())
+        self._engine.commit(
+            self._shards.own(range(len(self._layout.pieces))), self.steps, counts, self._small.capture()
+        )
         self._expected.is_on = False
         self._begin()
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        if self._closed:
-            raise UsageError("this offloaded optimizer is closed")
-        try:
-            yield
-        except OSError as error:
-            self._failed = True
-            raise failure(error, self._where, self._store) from error
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _at_exit(self) -> None:  # after an error the files stay
-        self.close(remove=getattr(sys, "last_value", None) is None)

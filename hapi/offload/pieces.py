@@ -52,6 +52,8 @@ class StatePiece:
     """A unit of reading, computing and writing."""
 
     number: int
+    rank: int
+    """Process that keeps it; 0 where one trains alone."""
     drive: int
     at: int
     """Byte of its record in the drive's slot."""
@@ -79,7 +81,12 @@ class Layout:
 
 
 def plan_pieces(
-    parameters: Sequence[ParameterSize], drives: int = 1, piece_elements: int = PIECE_ELEMENTS
+    parameters: Sequence[ParameterSize],
+    drives: int = 1,
+    piece_elements: int = PIECE_ELEMENTS,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Layout:
     """Cut and pack parameters into pieces, striped over the drives.
 
@@ -87,6 +94,8 @@ def plan_pieces(
         parameters: sizes in the order of the forward pass; those of no element have no piece.
         drives: number of drives, at least 1.
         piece_elements: most elements of a piece.
+        rank: of this process among those that train together; only its own pieces take room on its drives.
+        ranks: number of those processes, which keep the pieces in turn.
 
     Returns:
         Pieces from the last parameter to the first, which is the order of their gradients (LoHan, section IV-C).
@@ -106,15 +115,22 @@ def plan_pieces(
     ends = [0] * drives
     pieces = []
     for number, group in enumerate(groups):
-        drive = number % drives
-        piece = _piece(number, drive, ends[drive], group, parameters)
-        ends[drive] += piece.nbytes
+        keeper, own_number = number % ranks, number // ranks
+        drive = own_number % drives
+        piece = _piece(number, keeper, drive, ends[drive], group, parameters)
+        if keeper == rank:
+            ends[drive] += piece.nbytes
         pieces.append(piece)
     return Layout(tuple(pieces), tuple(ends))
 
 
 def _piece(
-    number: int, drive: int, at: int, group: list[tuple[int, int, int]], parameters: Sequence[ParameterSize]
+    number: int,
+    rank: int,
+    drive: int,
+    at: int,
+    group: list[tuple[int, int, int]],
+    parameters: Sequence[ParameterSize],
 ) -> StatePiece:
     end = 0
     places = []
@@ -128,7 +144,7 @@ def _piece(
     for (parameter, start, stop), states_at in zip(group, places, strict=True):
         segments.append(Segment(parameter, start, stop, states_at, end))
         end += _padded(stop - start) * _FLOAT
-    return StatePiece(number, drive, at, tuple(segments), states_bytes, _aligned(end))
+    return StatePiece(number, rank, drive, at, tuple(segments), states_bytes, _aligned(end))
 
 
 def _padded(elements: int) -> int:

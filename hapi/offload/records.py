@@ -12,6 +12,7 @@ from hapi.arrays import Bytes
 from hapi.offload.engine import Engine
 from hapi.offload.parameters import TrainedParameter, flat_view
 from hapi.offload.pieces import Layout, Segment
+from hapi.offload.shards import Shards
 from hapi.offload.states.base import StateStore, buffer_of
 from hapi.offload.updates import master_of, states_of
 
@@ -23,9 +24,15 @@ class Records:
     """Reads and writes the records of a training while its engine has no work."""
 
     def __init__(
-        self, parameters: Sequence[TrainedParameter], layout: Layout, engine: Engine, store: StateStore
+        self,
+        parameters: Sequence[TrainedParameter],
+        layout: Layout,
+        engine: Engine,
+        store: StateStore,
+        shards: Shards,
     ) -> None:
         """``parameters`` by number; ``engine`` knows the valid slots."""
+        self._shards = shards
         self._parameters, self._layout, self._engine, self._store = parameters, layout, engine, store
 
     @torch.no_grad()
@@ -42,7 +49,9 @@ class Records:
         for piece in self._layout.pieces:
             steps = (self._parameters[segment.parameter].steps for segment in piece.segments)
             self._engine.has_record[piece.number] = any(steps)
-        self.restore(number for number, has in enumerate(self._engine.has_record) if has)
+        recorded = [number for number, has in enumerate(self._engine.has_record) if has]
+        self.restore(self._shards.own(recorded))
+        self._shards.share_values(recorded)
         for known in self._parameters:
             known.settle()
 
@@ -62,7 +71,7 @@ class Records:
             wanted = [segment for segment in piece.segments if segment.parameter in columns]
             if not wanted:
                 continue
-            record = self._engine.read_record(piece.number)
+            record = self._shards.record(piece.number, self._engine.read_record)
             for segment in wanted:
                 own = [*states_of(segment, record), master_of(segment, record)]
                 for column, values in zip(columns[segment.parameter], own, strict=False):
@@ -76,7 +85,8 @@ class Records:
             state = states.get(known.parameter, {})
             known.steps = _steps_of(known, state)
             known.settle()
-        for piece in self._layout.pieces:
+        for number in self._shards.own(range(len(self._layout.pieces))):
+            piece = self._layout.pieces[number]
             record = buffer_of(piece.nbytes)
             for segment in piece.segments:
                 known = self._parameters[segment.parameter]

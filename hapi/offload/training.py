@@ -17,6 +17,7 @@ from hapi.models.devices import free_bytes
 from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
+from hapi.offload.shards import agree_on_step, shares_of
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
@@ -80,7 +81,8 @@ def offload_training(
     if room is None or needed <= room:
         log.info("offloading is not needed: parameters, gradients and states take %s", format_bytes(needed))
         return model, optimizer
-    folders = _folders(disk)
+    rank, ranks = shares_of(model)
+    folders = [folder / f"rank{rank}" if ranks > 1 else folder for folder in _folders(disk)]
     store, layout, small, parameters = _make(model, optimizer, folders, room)
     where = ", ".join(map(str, folders)) or "host memory"
     log.info(
@@ -160,7 +162,8 @@ def _make(
         )
         at += parameter.nbytes
         parameters.append(known)
-    layout = plan_pieces([known.size for known in parameters], max(len(folders), 1))
+    rank, ranks = shares_of(model)
+    layout = plan_pieces([known.size for known in parameters], max(len(folders), 1), rank=rank, ranks=ranks)
     for known, pieces in zip(parameters, layout.of_parameter(len(parameters)), strict=True):
         known.pieces = pieces
     small = SmallState(model)
@@ -172,20 +175,21 @@ def _make(
             parameters=len(parameters),
             gradient_bytes=0 if in_memory else gradient_bytes,
             extra_bytes=small.nbytes,
-            signature=_signature(kind, parameters, small),
+            signature=_signature(kind, parameters, small, ranks),
         )
     else:
         store = HostStates(layout, 0)
+    agree_on_step(model, store)
     for known in parameters:
         known.store = store
     return store, layout, small, parameters
 
 
 def _signature(
-    kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter], small: SmallState
+    kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter], small: SmallState, ranks: int
 ) -> str:
     """Return what a job is recognised by: optimiser, parameters and their order."""
-    facts: list[Any] = [kind.__name__, small.nbytes]
+    facts: list[Any] = [kind.__name__, small.nbytes, ranks]
     facts += [
         [known.name, list(known.parameter.shape), str(known.parameter.dtype), list(known.state_names)]
         for known in parameters

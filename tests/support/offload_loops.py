@@ -75,7 +75,7 @@ def offloaded(
 ) -> OffloadedOptimizer:
     """Offload with pieces so small that every parameter takes several."""
     planned = training.plan_pieces
-    training.plan_pieces = lambda sizes, drives: plan_pieces(sizes, drives, PIECE_ELEMENTS)  # type: ignore[assignment]
+    training.plan_pieces = lambda sizes, drives, **more: plan_pieces(sizes, drives, PIECE_ELEMENTS, **more)  # type: ignore[assignment]
     try:
         _, made = training.offload_training(
             model, optimizer, memory=more.pop("memory", "1KB"), disk=disk, **more

@@ -36,6 +36,9 @@ class StateStore(Protocol):
     def committed(self) -> Commit | None:
         """Last state that was committed; None in a new store."""
 
+    def go_back(self, steps: int) -> bool:
+        """Let the commit of so many steps be the last one, which may be the one before; return whether it is there."""
+
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Fill ``buffer[start:stop]`` with those bytes of the record."""
 

@@ -34,6 +34,15 @@ class CommitFile:
         """Length of the file."""
         return 2 * self._block
 
+    def go_back(self, steps: int) -> bool:
+        """Take the commit of so many steps for the newest one, none for 0; return whether it is there."""
+        if not steps:
+            self.newest = None
+            return True
+        found = [commit for commit in map(self._read, (0, 1)) if commit is not None and commit.steps == steps]
+        self.newest = found[0] if found else self.newest
+        return bool(found)
+
     def write(self, commit: Commit) -> None:
         """Make a commit durable; the one before stays readable until then. Raises OSError."""
         head = _HEAD.pack(_MARK, commit.number, commit.steps, *self._form)

@@ -86,6 +86,10 @@ class DiskStates:
         """Last state that was committed; None in new folders."""
         return self._commits.newest
 
+    def go_back(self, steps: int) -> bool:
+        """Look for the commit of so many steps among the last two."""
+        return self._commits.go_back(steps)
+
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Read a part of a record; ``start`` and ``stop`` are multiples of ``ALIGNMENT``."""
         self._drives[piece.drive].read(self._at(piece, slot) + start, buffer[start:stop])

@@ -21,6 +21,10 @@ class HostStates:
         """Last commit."""
         return self._committed
 
+    def go_back(self, steps: int) -> bool:
+        """Return False: nothing is found in memory."""
+        return False
+
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Copy a part of the record."""
         buffer[start:stop] = self._record(piece, slot)[start:stop]

@@ -1,0 +1,63 @@
+"""Ends of an offloaded training: good ones remove its files, others leave the last commit."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hapi.errors import UsageError
+from hapi.offload.engine import Engine
+from hapi.offload.failures import failure
+from hapi.offload.states.base import StateStore
+
+log = logging.getLogger("hapi.offload")
+
+
+class Lifetime:
+    """Closes engine and store once: when asked, or at the process's end."""
+
+    def __init__(self, engine: Engine, store: StateStore, where: str) -> None:
+        """``where`` names the store for people."""
+        self._engine, self._store, self._where = engine, store, where
+        self.handles: list[Any] = []
+        """Hooks to be removed at the end."""
+        self._closed = self._failed = False
+        atexit.register(self._at_exit)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Use the states in the block: a disk's error becomes OffloadError, and any error keeps the files."""
+        if self._closed:
+            raise UsageError("this offloaded optimizer is closed")
+        try:
+            yield
+        except OSError as error:
+            self._failed = True
+            raise failure(error, self._where, self._store) from error
+        except BaseException:
+            self._failed = True
+            raise
+
+    def close(self, *, remove: bool) -> None:
+        """Finish the last commit, end the threads, and remove the files unless something failed."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        for handle in self.handles:
+            handle.remove()
+        if not self._failed:
+            try:
+                self._engine.settle()
+            except OSError as error:
+                self._failed = True
+                log.warning("%s", failure(error, self._where, self._store))
+        self._engine.close()
+        self._store.close(remove=remove and not self._failed)
+
+    def _at_exit(self) -> None:
+        self.close(remove=getattr(sys, "last_value", None) is None)

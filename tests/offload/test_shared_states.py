@@ -1,0 +1,80 @@
+"""Two processes of one training keep half of the states each, and get the same bits as in memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parents[1]
+TRAINER = """
+import os, signal, sys, torch, torch.distributed as dist
+from contextlib import nullcontext
+from pathlib import Path
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from support.offload_loops import *
+rank, folder, way, steps, dies = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+dist.init_process_group("gloo", f"file://{folder}/meet-{way}-{dies}", rank=rank, world_size=2)
+model = DistributedDataParallel(tied_model())
+optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
+if way == "disk":
+    optimizer = offloaded(model, optimizer, folder / "states")
+torch.manual_seed(21 + rank) if way != "disk" or not optimizer.steps else None
+for step in range(optimizer.steps if way == "disk" else 0, steps):
+    optimizer.zero_grad()
+    for last in (False, True):
+        with nullcontext() if last else model.no_sync():
+            inputs, labels = batch(model.module, 100 * step + 10 * last + rank)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+    if step % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    if step + 1 == dies and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+state = optimizer.state_dict()
+if rank == 0:
+    torch.save((model.module.state_dict(), state), folder / f"{way}.pt")
+dist.barrier()
+if way == "disk":
+    optimizer.close()
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, way: str, steps: int, dies: int = 0) -> list[int]:
+    """Train with two processes; return how they ended."""
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
+    arguments = [str(folder), way, str(steps), str(dies)]
+    command = [sys.executable, "-c", TRAINER]
+    ranks = [subprocess.Popen([*command, str(rank), *arguments], env=environment) for rank in (0, 1)]
+    if dies:
+        ranks[1].wait(120)
+        ranks[0].kill()
+    return [rank.wait(120) for rank in ranks]
+
+
+def results(folder: Path, way: str) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    found: tuple[dict[str, torch.Tensor], dict[str, object]] = torch.load(folder / f"{way}.pt")
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_states_and_survive_a_kill(tmp_path: Path) -> None:
+    assert run(tmp_path, "memory", 7) == [0, 0]
+    assert run(tmp_path, "disk", 7, dies=4)[1] == -9
+    kept = [
+        sum(f.stat().st_size for f in (tmp_path / "states" / f"rank{rank}").rglob("states"))
+        for rank in (0, 1)
+    ]
+    assert 0.2 < kept[0] / sum(kept) < 0.8
+    assert run(tmp_path, "disk", 7) == [0, 0]
+    (weights, states), (found, offloaded) = results(tmp_path, "memory"), results(tmp_path, "disk")
+    assert all(torch.equal(value, found[name]) for name, value in weights.items())
+    for number, state in states["state"].items():  # type: ignore[attr-defined]
+        assert all(torch.equal(value, offloaded["state"][number][name]) for name, value in state.items())  # type: ignore[index]
+    assert not list((tmp_path / "states").rglob("hapi-offload"))
