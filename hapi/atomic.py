@@ -1,6 +1,7 @@
 """Files that are there whole or not at all: written beside their place, made durable, and moved there.
 
     .NAME.BOOT-NAMESPACE-PID-START.RANDOM.partial   being written by that process
+    NAME.partial                                    what is there of a long file, for a later process to go on with
 
 Each write removes beforehand what dead writers left in the same folder.
 """
@@ -12,12 +13,16 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from hapi.living import ProcessIdentity
+
+PARTIAL_SUFFIX = ".partial"
+"""Ends the name of a long file that is not whole yet."""
 
 _PARTIAL = re.compile(r"\..*\.([0-9a-f]{0,32}-\d+-\d+-\d+)\.[0-9a-f]{12}\.partial", re.DOTALL)
 _NAME_BYTES = 100
@@ -66,6 +71,65 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     """Write ``data`` to ``path``, whole or not at all; errors are those of :func:`replacing`."""
     with replacing(path) as file:
         file.write(data)
+
+
+@contextmanager
+def growing(path: str | Path) -> Iterator[BinaryIO]:
+    """Open ``PATH.partial``, new or as an earlier block left it, for the block to read, shorten and complete.
+
+    It takes the place of ``path``, durably, when the block succeeds. Otherwise it stays, unless it is empty, and
+    ``path`` is as it was. One process has it at a time. The folder must exist. Raises OSError.
+    """
+    target = Path(path)
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    file = _opened_alone(partial)
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        partial.replace(target)
+        sync_folder(target.absolute().parent)
+    except BaseException:
+        with suppress(OSError, ValueError):  # a disk that fails now has failed above
+            file.flush()
+        with suppress(OSError, ValueError):
+            if not os.fstat(file.fileno()).st_size:
+                partial.unlink()
+        raise
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+def _opened_alone(partial: Path) -> BinaryIO:
+    """The file at ``partial``, locked; :class:`BlockingIOError` when another process has it."""
+    while True:
+        descriptor = os.open(
+            partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+        )
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FileExistsError(errno.EEXIST, f"{partial.name} is there, and no plain file")
+            if not _locked(descriptor):
+                raise BlockingIOError(errno.EAGAIN, "another process is writing it")
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), partial.stat()):
+                    return os.fdopen(descriptor, "r+b")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last owner has just made it whole, or removed it
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock an open file; False when another process has it. A file system without locks has no other process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def move_to_free(partial: Path, path: Path) -> bool:

@@ -77,7 +77,7 @@ def test_parts_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     code, out, _ = run(capsys, "pull", address, "--output", tmp_path / "shards", "--shard-size", "2MB")
     assert code == 0 and "as 5 files" in out
     code, out, _ = run(capsys, "pull", address, "--output", tmp_path / "shards", "--shard-size", "2MB")
-    assert code == 0 and "as 5 files, 4 of them kept from an earlier pull" in out
+    assert code == 0 and "as 5 files, 4.58 MiB of them kept from an earlier pull" in out
     code, out, _ = run(capsys, "show", tmp_path / "shards")
     assert code == 0 and "sharded in 4 files, 4 layers, 4 tensors" in out and "layers.3  1" in out
     document = json.loads(run(capsys, "show", tmp_path / "given.safetensors", "--json")[1])
@@ -131,25 +131,37 @@ def test_training_with_tensors_only_says_what_is_missing(
 
 
 @pytest.mark.slow
-def test_interrupted_in_the_middle_nothing_is_left(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("flags", [(), ("--shard-size", "300MB")], ids=["a file", "shards"])
+def test_a_pull_that_is_ended_in_the_middle_goes_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: signal.Signals, flags: tuple[str, ...]
 ) -> None:
-    save_file(
-        {f"a.{i}": torch.zeros(64 << 20, dtype=torch.uint8) for i in range(12)},
-        tmp_path / "given.safetensors",
-    )
+    state = {f"a.{i}": torch.full((64 << 20,), i, dtype=torch.uint8) for i in range(12)}
+    save_file(state, tmp_path / "given.safetensors")
     assert run(capsys, "push", tmp_path / "given.safetensors", f"{tmp_path}/store/raw")[0] == 0
-    (tmp_path / "out").mkdir()
-    output = tmp_path / "out" / "m.safetensors"
-    arguments = ["pull", f"{tmp_path}/store/raw", "--output", str(output)]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    output = folder if flags else folder / "m.safetensors"
+    arguments = ["pull", f"{tmp_path}/store/raw", "--output", str(output), *flags]
     pulling = subprocess.Popen([sys.executable, "-m", "hapi", *arguments], stderr=subprocess.PIPE, text=True)
-    while not any(path.stat().st_size > 1 << 20 for path in (tmp_path / "out").iterdir()):
+    while not any(path.stat().st_size > 200 << 20 for path in folder.iterdir()):
         assert pulling.poll() is None
         time.sleep(0.001)
-    pulling.send_signal(signal.SIGINT)
+    pulling.send_signal(given)
     _, err = pulling.communicate(timeout=60)
-    assert pulling.returncode == 130 and err == "hapi pull: interrupted\n"
-    assert not list((tmp_path / "out").iterdir())
+    if given == signal.SIGKILL:
+        assert pulling.returncode == -given
+    else:
+        assert pulling.returncode == 130 and err == "hapi pull: interrupted\n"
+    for path in folder.iterdir():  # what has the name of a whole file is whole
+        assert path.suffix == ".partial" or len(load_file(path)) == 4
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0 and " MiB of them kept from an earlier pull" in out
+    assert not list(folder.glob(".*")) + list(folder.glob("*.partial"))
+    found = {
+        name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
 @pytest.mark.slow

@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
         limit = args.shard_size or SHARD_BYTES
         pulled = write(stored, content, output, limit, lambda nbytes: bar.advance(0, nbytes))
     what = f"{len(content.tensors)} tensors, {format_bytes(pulled.nbytes)}"
-    kept = f", {pulled.kept} of them kept from an earlier pull" if pulled.kept else ""
-    files = "" if len(pulled.files) == 1 else f" as {len(pulled.files)} files{kept}"
+    kept = f", {format_bytes(pulled.kept)} of them kept from an earlier pull" if pulled.kept else ""
+    files = "" if len(pulled.files) == 1 else f" as {len(pulled.files)} files"
     place = pulled.files[0] if len(pulled.files) == 1 else Path(args.output)
-    say(f"{place}: {what} of {stored.reference!r} from {url}{files}")
+    say(f"{place}: {what} of {stored.reference!r} from {url}{files}{kept}")
     return EXIT_OK
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
-from hapi.atomic import clean_partials, replacing, sync_folder, write_atomically
+from hapi.atomic import PARTIAL_SUFFIX, growing, sync_folder, write_atomically
 from hapi.errors import HapiError, UsageError
 from hapi.models.graph.digest import ContentDigest
 from hapi.paths import make_folder
@@ -38,7 +39,7 @@ class Pulled:
     nbytes: int
     """Bytes of all tensors in them."""
     kept: int = 0
-    """Number of shards that an earlier pull had written."""
+    """Bytes of tensors that an earlier pull had written."""
 
 
 def write(
@@ -63,6 +64,9 @@ def write_file(
 ) -> Pulled:
     """Write the tensors into one safetensors file, or leave what was there.
 
+    Until it is whole it is called ``PATH.partial``. That stays when a pull is interrupted: the next one checks it, and
+    goes on behind its last whole tensor.
+
     Args:
         stored: the model.
         content: its tensors.
@@ -70,20 +74,27 @@ def write_file(
         note: told of progress.
 
     Raises:
-        HapiError: the file cannot be written.
+        HapiError: the file cannot be written, or another process is writing it.
         DataError: a tensor is damaged in the store.
     """
     head = encode_header((tensor.form for tensor in content.tensors), content.metadata)
     nbytes = sum(tensor.nbytes for tensor in content.tensors)
-    with _mapped(path):
-        clean_partials(path.absolute().parent)
-        _check_room(path, len(head) + nbytes)
-        with replacing(path) as file:
+    with _mapped(path), growing(path) as file:
+        found = _count_whole(file, head, content.tensors)
+        whole = content.tensors[: found or 0]
+        kept = sum(tensor.nbytes for tensor in whole)
+        start = 0 if found is None else len(head) + kept
+        file.seek(start)
+        file.truncate()
+        _check_room(path, len(head) + nbytes - start)
+        if found is None:
             file.write(head)
-            for piece in read_in_order(stored, content.tensors):
-                file.write(piece)
-                note(len(piece))
-    return Pulled((path,), nbytes)
+        if kept:
+            note(kept)
+        for piece in read_in_order(stored, content.tensors[len(whole) :]):
+            file.write(piece)
+            note(len(piece))
+    return Pulled((path,), nbytes, kept)
 
 
 def write_folder(
@@ -95,8 +106,8 @@ def write_folder(
 ) -> Pulled:
     """Write the tensors into ``folder`` as Hugging Face's libraries do: one file, or shards with an index.
 
-    The index comes last: without it there is no checkpoint. Shards that an interrupted pull wrote are checked, and kept
-    when they are whole. Errors are those of :func:`write_file`.
+    The index comes last: without it there is no checkpoint. What an interrupted pull wrote is checked, and kept as far
+    as it is whole. Errors are those of :func:`write_file`.
 
     Args:
         stored: the model.
@@ -120,10 +131,11 @@ def write_folder(
     for path, shard in zip(paths, shards, strict=True):
         part = FileContent(tuple(shard), metadata)
         if _is_whole(path, part):
-            kept += 1
-            note(sum(tensor.nbytes for tensor in shard))
+            whole = sum(tensor.nbytes for tensor in shard)
+            kept += whole
+            note(whole)
         else:
-            write_file(stored, part, path, note)
+            kept += write_file(stored, part, path, note).kept
     nbytes = sum(tensor.nbytes for tensor in content.tensors)
     homes = {tensor.name: path.name for path, shard in zip(paths, shards, strict=True) for tensor in shard}
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(homes.items()))}
@@ -148,7 +160,12 @@ def _check_alone(folder: Path, own: set[str]) -> None:
     """Raise :class:`UsageError` when ``folder`` has files of another checkpoint, which readers would take for parts."""
     with _mapped(folder):
         names = sorted(path.name for path in folder.iterdir())
-    foreign = [name for name in names if name.endswith((".safetensors", ".index.json")) and name not in own]
+    foreign = [
+        name
+        for name in names
+        if name.removesuffix(PARTIAL_SUFFIX).endswith((".safetensors", ".index.json"))
+        and name.removesuffix(PARTIAL_SUFFIX) not in own
+    ]
     if foreign:
         raise UsageError(f"--output {folder}: has {foreign[0]} of another checkpoint; give an empty folder")
 
@@ -161,9 +178,16 @@ def _is_whole(path: Path, content: FileContent) -> bool:
         if not path.is_file() or path.stat().st_size != len(head) + nbytes:
             return False
         with path.open("rb") as file:
-            return file.read(len(head)) == head and all(_has(file.readinto, t) for t in content.tensors)
+            return _count_whole(file, head, content.tensors) == len(content.tensors)
     except OSError:
         return False
+
+
+def _count_whole(file: BinaryIO, head: bytes, tensors: Sequence[FileTensor]) -> int | None:
+    """Return how many of ``tensors`` follow one another, whole, behind ``head`` in ``file``; None without the head."""
+    if file.read(len(head)) != head:
+        return None
+    return next((i for i, tensor in enumerate(tensors) if not _has(file.readinto, tensor)), len(tensors))
 
 
 def _has(read_into: Callable[[memoryview], int | None], tensor: FileTensor) -> bool:

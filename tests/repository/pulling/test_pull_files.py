@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +22,13 @@ from hapi.models.model_file import read_model
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.pulling import files, reading
 from hapi.repository.pulling.files import write_file, write_folder
-from hapi.repository.pulling.selection import layers, matching, whole
+from hapi.repository.pulling.selection import FileContent, layers, matching, whole
 from hapi.repository.push import SourceLayer, push, push_tensors
 from hapi.repository.sources.open import open_source
 from hapi.repository.stored import StoredModel
 from hapi.store.local import LocalStore
 
+TENSOR_BYTES = 64 * 33 * 4
 SPEC = ModelSpec(architecture="resnet18", weights="random:3", num_classes=5, input_shape=(3, 64, 64))
 
 
@@ -170,17 +172,19 @@ def test_an_interrupted_pull_goes_on_behind_its_whole_shards(
     with pytest.raises(KeyboardInterrupt):
         write_folder(tensors_only, content, folder, 40_000, interrupt)
     assert [path.name for path in sorted(folder.iterdir())] == [
-        f"model-0000{n}-of-00006.safetensors" for n in (1, 2)
+        "model-00001-of-00006.safetensors",
+        "model-00002-of-00006.safetensors",
+        "model-00003-of-00006.safetensors.partial",
     ]
     damaged = folder / "model-00002-of-00006.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     pulled = write_folder(tensors_only, content, folder, 40_000)
-    assert pulled.kept == 1
+    assert pulled.kept == 8 * TENSOR_BYTES
     assert same(
         {n: t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()},
         load_file(tmp_path / "given.safetensors"),
     )
-    assert write_folder(tensors_only, content, folder, 40_000).kept == 6
+    assert write_folder(tensors_only, content, folder, 40_000).kept == 24 * TENSOR_BYTES
 
 
 def test_no_old_index_describes_shards_that_are_replaced(tensors_only: StoredModel, tmp_path: Path) -> None:
@@ -199,10 +203,13 @@ def test_no_old_index_describes_shards_that_are_replaced(tensors_only: StoredMod
         open_source(folder)
 
 
-def test_a_folder_with_another_checkpoint_is_left_alone(tensors_only: StoredModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["", ".partial"])
+def test_a_folder_with_another_checkpoint_is_left_alone(
+    tensors_only: StoredModel, tmp_path: Path, ending: str
+) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
-    (folder / "model-00001-of-00099.safetensors").write_bytes(b"")
+    (folder / f"model-00001-of-00099.safetensors{ending}").write_bytes(b"")
     (folder / "config.json").write_text("{}")
     for shard_bytes in (40_000, 10**9):
         with pytest.raises(UsageError, match="of another checkpoint; give an empty folder"):
@@ -230,7 +237,84 @@ def test_a_damaged_tensor_is_named_and_nothing_is_left(tensors_only: StoredModel
     (tmp_path / "m.safetensors").write_bytes(b"what was there")
     with pytest.raises(DataError, match=r"tensor 'layers\.7\.weight'"):
         write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
-    assert (tmp_path / "m.safetensors").read_bytes() == b"what was there" and not leftovers(tmp_path)
+    assert (tmp_path / "m.safetensors").read_bytes() == b"what was there"
+    data[entry.start + 5] ^= 1
+    path.write_bytes(data)  # repaired
+    assert write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors").kept == 15 * TENSOR_BYTES
+    assert same(load_file(tmp_path / "m.safetensors"), load_file(tmp_path / "given.safetensors"))
+
+
+class Stopped(Exception):
+    """An interruption."""
+
+
+def interrupted(stored: StoredModel, content: FileContent, path: Path, after: int) -> None:
+    """Pull, and be interrupted when so many bytes are written."""
+    seen = 0
+
+    def interrupt(nbytes: int) -> None:
+        nonlocal seen
+        seen += nbytes
+        if seen >= after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        write_file(stored, content, path, interrupt)
+
+
+@pytest.mark.parametrize("damage", ["none", "a bit", "cut", "longer", "other", "empty"])
+def test_an_interrupted_file_goes_on_behind_its_last_whole_tensor(
+    tensors_only: StoredModel, tmp_path: Path, damage: str
+) -> None:
+    content, path = whole(tensors_only), tmp_path / "m.safetensors"
+    partial = tmp_path / "m.safetensors.partial"
+    interrupted(tensors_only, content, path, 10 * TENSOR_BYTES)
+    assert not path.exists() and not leftovers(tmp_path)
+    data, kept = bytearray(partial.read_bytes()), 10
+    if damage == "a bit":
+        data[-3 * TENSOR_BYTES + 7] ^= 1
+        kept = 7
+    elif damage == "cut":
+        del data[-5:]
+        kept = 9
+    elif damage == "longer":
+        data += bytes(TENSOR_BYTES * 30)
+    elif damage == "other":
+        data[20] ^= 1
+        kept = 0
+    elif damage == "empty":
+        data, kept = bytearray(), 0
+    partial.write_bytes(data)
+    done: list[int] = []
+    assert write_file(tensors_only, content, path, done.append).kept == kept * TENSOR_BYTES
+    assert sum(done) == 24 * TENSOR_BYTES and not partial.exists()
+    assert same(load_file(path), load_file(tmp_path / "given.safetensors"))
+
+
+def test_one_process_writes_a_file_at_a_time(tensors_only: StoredModel, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+
+    def second(nbytes: int) -> None:
+        with pytest.raises(
+            HapiError, match=r"m\.safetensors: cannot be written: another process is writing it"
+        ):
+            write_file(tensors_only, whole(tensors_only), path)
+
+    write_file(tensors_only, whole(tensors_only), path, second)
+    assert same(load_file(path), load_file(tmp_path / "given.safetensors"))
+
+
+def test_no_link_or_pipe_stands_in_for_the_unfinished_file(tensors_only: StoredModel, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"mine")
+    partial = tmp_path / "m.safetensors.partial"
+    partial.symlink_to(tmp_path / "victim")
+    with pytest.raises(HapiError, match=r"m\.safetensors: cannot be written"):
+        write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+    partial.unlink()
+    os.mkfifo(partial)
+    with pytest.raises(HapiError, match="is there, and no plain file"):
+        write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
 
 
 class FullDisk:
@@ -249,20 +333,22 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(
+def test_a_full_disk_is_one_line_and_what_was_written_is_kept(
     tensors_only: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = files.replacing
+    real = files.growing
 
     @contextmanager
     def filling(path: Path) -> Iterator[Any]:
         with real(path) as file:
             yield FullDisk(file)
 
-    monkeypatch.setattr(files, "replacing", filling)
-    with pytest.raises(HapiError, match=r"m\.safetensors: cannot be written: No space left on device"):
-        write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
-    assert not (tmp_path / "m.safetensors").exists() and not leftovers(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "growing", filling)
+        with pytest.raises(HapiError, match=r"m\.safetensors: cannot be written: No space left on device"):
+            write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+    assert write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors").kept == 11 * TENSOR_BYTES
 
 
 def test_too_little_room_is_told_before_a_byte_is_read(
@@ -271,6 +357,7 @@ def test_too_little_room_is_told_before_a_byte_is_read(
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(HapiError, match=r"needs 199\.9 KiB, and 1000 B are free there"):
         write_file(tensors_only, whole(tensors_only), tmp_path / "m.safetensors")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["given.safetensors"]
 
 
 def test_a_pack_that_is_gone_is_named(tensors_only: StoredModel, tmp_path: Path) -> None:
