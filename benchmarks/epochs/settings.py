@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi.errors import UsageError
+from benchmarks.testbed.ways import way_called
 
 REAL_JOB = "solar"
 """EfficientNet-Lite0 with its weights, on photographs of solar cells."""
@@ -52,11 +52,8 @@ WAYS = (
 
 
 def way_of(name: str) -> Way:
-    """The way with this name; :class:`UsageError` for an unknown one."""
-    for way in WAYS:
-        if way.name == name:
-            return way
-    raise UsageError(f"--way {name}: expected one of {', '.join(way.name for way in WAYS)}")
+    """Return the way with this name; :class:`UsageError` for an unknown one."""
+    return way_called(name, WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models.shapes import WHOLE, shape_of
+from benchmarks.testbed.ways import way_called
 from hapi.errors import UsageError
 
 STORE = "store"
@@ -60,10 +61,7 @@ WAYS = (
 
 def way_of(name: str) -> Way:
     """Return the way with this name; :class:`UsageError` for an unknown one."""
-    for way in WAYS:
-        if way.name == name:
-            return way
-    raise UsageError(f"--way {name}: expected one of {', '.join(way.name for way in WAYS)}")
+    return way_called(name, WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,9 +93,9 @@ def pack(
         address: STORE/NAME, such as ``store/flowers`` or ``s3://bucket/flowers``.
         options: what is packed and how.
         image_size: side in pixels of the square input of a model, instead of ``options.transform``.
-        labels: a table of files and their labels beside a folder (CSV, TSV, JSON-lines, Parquet), or the labels of
-            an array without them (``.npy``, text): a path, the URL of an object, or its key in the store.
-        label: the table's columns that are the label, as a text with commas or a sequence; None: the only other one.
+        labels: a table of files and labels beside a folder (CSV, TSV, JSON-lines, Parquet), or the labels of an array
+            (``.npy``, text): a path, the URL of an object, or its key in the store.
+        label: the table's columns that are the label, with commas between or as a sequence; None: the only other one.
         label_file_column: the table's column of files; None: by its name, otherwise the first.
         label_kind: ``single``, ``multi``, ``regression``, or ``auto`` by the values.
         skip_unmatched: leave out files without a row, and rows without a file.
@@ -117,16 +117,13 @@ def pack(
     url, name = split_address(address)
     store = open_store(url)
     table = LabelOptions(
-        labels=None if labels is None else label_file(labels, store),
-        label_columns=column_names(label),
-        label_file_column=label_file_column,
-        label_kind=label_kind,
-        skip_unmatched=skip_unmatched,
-    )
+        labels=None if labels is None else label_file(labels, store), label_columns=column_names(label),
+        label_file_column=label_file_column, label_kind=label_kind, skip_unmatched=skip_unmatched,
+    )  # fmt: skip
     source = _opened(source, address, table, classes, download)
-    options = options or PackOptions()
     if image_size is not None:
-        options = with_changes(options, transform=_sized(image_size, source.transform, options.transform))
+        sized = _sized(image_size, source.transform, None if options is None else options.transform)
+        options = with_changes(options or PackOptions(), transform=sized)
     return pack_source(
         source, store, name, options,
         replace=replace, restart=restart, force_lock=force_lock, keep_old=keep_old,

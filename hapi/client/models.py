@@ -17,7 +17,7 @@ from hapi.errors import ConflictError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
-from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file, with_seed
 from hapi.repository.entries import TensorEntry
 from hapi.repository.loading.load import Loaded, verified
@@ -25,6 +25,7 @@ from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
 from hapi.repository.pushed import PushedModel
+from hapi.repository.sources.networks import build_network, weights_named
 from hapi.repository.structure import ModelStructure
 from hapi.store.open import open_store
 from hapi.wire import messages
@@ -86,7 +87,7 @@ def open_client_model(
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
-        weights="DEFAULT" if settings.weights == "auto" else with_seed(settings.weights, seed),
+        weights="DEFAULT" if settings.weights == "auto" else weights_named(with_seed(settings.weights, seed)),
         input_shape=shape,
         blocks=settings.blocks,
         head_seed=seed,
@@ -95,7 +96,7 @@ def open_client_model(
     if settings.weights == "auto":
         spec, layered = _pretrained_or_random(spec, seed)
     else:
-        layered = build(spec, allow_import=True)
+        layered = build_network(spec, allow_import=True)
     if is_file(spec.weights):
         name = _push_file(spec, layered, store)
         return _pushed(settings, servers, name, (*settings.allow_model, settings.model), seed, classes, shape)
@@ -105,7 +106,7 @@ def open_client_model(
         lambda split: None,
         spec.weights,
         spec,
-        lambda names: _named(build(spec, allow_import=True), names),
+        lambda names: _named(build_network(spec, allow_import=True), names),
     )
 
 
@@ -119,10 +120,10 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
     Only absence makes random ones take their place: weights that do not fit are an error.
     """
     try:
-        return spec, build(spec, allow_import=True)
+        return spec, build_network(spec, allow_import=True)
     except WeightsAbsentError:
         spec = replace(spec, weights=f"random:{seed}")
-    return spec, build(spec, allow_import=True)
+    return spec, build_network(spec, allow_import=True)
 
 
 def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:

@@ -39,7 +39,7 @@ class ModelSettings:
     )
     weights: str = setting(
         "auto (pre-trained where in reach, else random), random[:SEED] (of --seed), a torchvision weights name "
-        "(DEFAULT, IMAGENET1K_V1), or a .safetensors/.pth file",
+        "(DEFAULT, IMAGENET1K_V1), or a checkpoint: a file, an index.json of shards, or a folder with one",
         default="auto",
     )
     blocks: tuple[str, ...] = setting(

@@ -159,14 +159,7 @@ def materialise(
 ) -> LayeredModel:
     """Return the model of ``reference`` with the weights of layers 1..``split`` loaded, and no others.
 
-    Its tensors are its own. Errors are those of :func:`open_prefix`.
-
-    Args:
-        reference: the model that a request names.
-        split: last layer that is needed.
-        store: where pushed models lie.
-        allow_imports: factories or modules that may be imported.
-        max_bytes: bound of the weights of a model from the zoo, which is built whole.
+    Its tensors are its own. Arguments and errors are those of :func:`open_prefix`.
     """
     model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
     for name, tensor in source.read(model.tensor_names(0, split)):

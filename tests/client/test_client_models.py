@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.local_job import open_session, pack_blobs, service_of
 from support.threads import at_once
 
 from hapi.client.models import open_client_model
 from hapi.client.settings import ModelSettings
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import ConflictError, UsageError
+from hapi.errors import ConflictError, ModelError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.names import is_checkpoint
 from hapi.repository.opening import open_model
 from hapi.repository.push import push
 from hapi.server.http.loopback import loopback_handler
@@ -115,6 +116,38 @@ def open_from_file(service: Service, store: Path | str, weights: str) -> str:
     settings = ModelSettings(model=FACTORY, weights=weights)
     servers = ServerPool([LoopbackTransport(loopback_handler(service))])
     return open_client_model(settings, servers, str(store), seed=0, classes=4, shape=SHAPE).weights
+
+
+@pytest.mark.parametrize("form", ["index", "folder", "folder by its name"])
+def test_weights_in_shards_are_those_of_one_file(
+    service: Service, folder: Path, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    state, shards, homes = load_file(weights), tmp_path / "shards", {}
+    shards.mkdir()
+    for number, (name, tensor) in enumerate(state.items()):
+        homes[name] = f"part-{number}.safetensors"
+        save_file({name: tensor}, shards / homes[name])
+    index = shards / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": homes}))
+    monkeypatch.chdir(tmp_path)
+    given = {"index": str(index), "folder": str(shards), "folder by its name": "shards"}[form]
+    whole = open_from_file(service, folder, weights)
+    assert open_from_file(service, folder, given).partition("@")[0] == whole.partition("@")[0]
+    (shards / "part-0.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"part-0\.safetensors is missing"):
+        open_from_file(service, folder, given)
+    index.unlink()
+    with pytest.raises(ModelError, match=r"shards.* has 5 files that may be the checkpoint|does not exist"):
+        open_from_file(service, folder, given)
+
+
+def test_a_folder_is_no_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for word in ("auto", "random", "DEFAULT"):
+        (tmp_path / word).mkdir()
+        assert not is_checkpoint(word)
+    (tmp_path / "mine").mkdir()
+    assert is_checkpoint("mine")
 
 
 def test_two_jobs_with_one_file_of_weights(service: Service, folder: Path, weights: str) -> None:

@@ -34,7 +34,7 @@ def session_over(*handlers: Handler, **changes: Any) -> Session:
     """Over these servers, named a, b, c."""
     settings = settings_of(**{"recheck": COUNT, "patience": 1.0, **changes})
     transports = [LoopbackTransport(h, name) for h, name in zip(handlers, "abc", strict=False)]
-    with mock.patch("hapi.client.models.build", built):
+    with mock.patch("hapi.client.models.build_network", built):
         return Session.open(settings, transports=transports)
 
 

@@ -76,7 +76,7 @@ def train_here(kind: Kind, *urls: str) -> HapiError | None:
     settings = settings_of(*FLAGS, *kind.flags, *(part for url in urls for part in ("--server", url)))
     try:
         with (
-            mock.patch("hapi.client.models.build", built),
+            mock.patch("hapi.client.models.build_network", built),
             Session.open(settings) as session,
         ):
             assert sum(len(labels) for _, labels in session.epoch(0)) == 40

@@ -262,7 +262,7 @@ def test_sigterm_drains(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pushed_models_and_checkpoints(store: Path, running: ServerProcess, tmp_path: Path) -> None:
-    """The same weights by three ways give the same training: random by seed, pushed, and from a local file."""
+    """The same weights give the same training: random by seed, pushed, from a local file, and from shards."""
     import torch
     import torchvision
 
@@ -270,8 +270,12 @@ def test_pushed_models_and_checkpoints(store: Path, running: ServerProcess, tmp_
     path = tmp_path / "weights.pth"
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), path)
     hapi("push", "resnet18", f"{store}/backbone", "--weights", str(path), "--input-size", "32")
+    shards = tmp_path / "shards"
+    hapi("pull", f"{store}/backbone", "--output", str(shards), "--shard-size", "20MB")
+    assert (shards / "model.safetensors.index.json").is_file()
     first: list[float] = []
-    for ways in (["--weights", "random"], ["--model", "store:backbone"], ["--weights", str(path)]):
+    files = [["--weights", str(path)] for path in (path, shards, shards / "model.safetensors.index.json")]
+    for ways in (["--weights", "random"], ["--model", "store:backbone"], *files):
         report = tmp_path / "report.json"
         train(
             *COMMON, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5", *ways,

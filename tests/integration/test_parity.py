@@ -73,7 +73,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
             modules[key] = build_module(architecture, seed)
         return copy.deepcopy(modules[key])
 
-    monkeypatch.setattr("hapi.client.models.build", copied)
+    monkeypatch.setattr("hapi.client.models.build_network", copied)
     monkeypatch.setattr("hapi.repository.built.build_module", copied_module)
 
 

@@ -61,7 +61,7 @@ def settings_of(**changes: Any) -> TrainSettings:
 def open_session(service: Service, **changes: Any) -> Session:
     settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service))
-    with mock.patch("hapi.client.models.build", built):
+    with mock.patch("hapi.client.models.build_network", built):
         return Session.open(settings, transports=[transport])
 
 

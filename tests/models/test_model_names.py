@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from torchvision import models
 
-from hapi.errors import HapiError, ModelChoiceError, UsageError
+from hapi.errors import HapiError, ModelChoiceError, ModelError, UsageError
 from hapi.models.zoo import hub
 from hapi.models.zoo.architectures import torchvision_names
 from hapi.models.zoo.names import (
@@ -50,19 +50,24 @@ def test_unknown_models() -> None:
 
 def test_weights(tmp_path: Path) -> None:
     (tmp_path / "w.pth").write_bytes(b"")
-    for good in ("auto", "random", "random:7", "DEFAULT", "IMAGENET1K_V1", str(tmp_path / "w.pth")):
+    (tmp_path / "empty").mkdir()
+    files = (str(tmp_path), str(tmp_path / "w.pth"))
+    for good in ("auto", "random", "random:7", "DEFAULT", "IMAGENET1K_V1", *files):
         check_weights("resnet18", good)
     check_weights("transformer", "IMAGENET1K_SWAG_E2E_V1")
     for wrong, said in (
         ("IMAGENET1K_V3", "resnet18 has no such weights; it has DEFAULT, IMAGENET1K_V1 "),
         (str(tmp_path / "none.pth"), "none.pth: there is no such file"),
-        (f"{tmp_path}/", "is a folder"),
+        (
+            f"{tmp_path}/empty",
+            "empty has no checkpoint: no file ends with .safetensors.index.json, .safetensors",
+        ),
         ("x" * 300 + ".pth", "cannot be read"),
         ("random:x", "random:0"),
     ):
         with pytest.raises(HapiError, match=said) as caught:
             check_weights("resnet18", wrong)
-        assert isinstance(caught.value, UsageError | ModelChoiceError)
+        assert isinstance(caught.value, UsageError | ModelError)
     assert with_seed("random", 3) == "random:3" and with_seed("random:1", 3) == "random:1"
 
 

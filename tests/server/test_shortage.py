@@ -11,7 +11,7 @@ import pytest
 from support.http_tools import SAMPLES, Known, check_problem, exchange, make_store, served
 
 from hapi.errors import SHORT_OF, ModelError, ShortageError, TransportError, from_problem, shortage
-from hapi.models.zoo import weights
+from hapi.repository.sources.open import open_source
 from hapi.server.http.problems import as_hapi_error
 from hapi.store.open import open_store
 
@@ -53,9 +53,9 @@ def test_a_store_that_cannot_be_opened_now(tmp_path: Path, monkeypatch: pytest.M
 
 def test_weights_that_cannot_be_read_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"x")
-    monkeypatch.setattr(Path, "read_bytes", too_many)
+    monkeypatch.setattr("os.open", too_many)
     with pytest.raises(ModelError) as raised:
-        weights.file_state(str(tmp_path / "weights.safetensors"))
+        open_source(tmp_path / "weights.safetensors")
     assert type(as_hapi_error(raised.value)) is ShortageError
 
 

@@ -20,7 +20,8 @@ from hapi.data.manifest import Manifest
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import SourceOptions, open_source
 from hapi.models.graph.layers import LayeredModel
-from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec
+from hapi.repository.sources.networks import build_network
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -123,11 +124,11 @@ def open_session(service: Service | Handler, **changes: Any) -> Session:
     """Of this service, or of what answers for it; settings of a training may be among ``changes``."""
     settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service) if isinstance(service, Service) else service)
-    with mock.patch("hapi.client.models.build", built):
+    with mock.patch("hapi.client.models.build_network", built):
         return Session.open(settings, optimizer_bytes=settings.optimizer_bytes, transports=[transport])
 
 
-_built_once = lru_cache(maxsize=2)(build)
+_built_once = lru_cache(maxsize=2)(build_network)
 
 
 def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:

@@ -12,7 +12,6 @@ from hapi.cli.shared.writing import lasting_store
 from hapi.errors import BadRequestError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_checkpoint
-from hapi.paths import is_folder
 from hapi.store.open import split_address
 from hapi.units import format_bytes
 from hapi.wire.references import check_tag
@@ -116,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
         search_here()
     if not known:
         check_model(args.model)
-        if not (args.weights and is_folder(args.weights)):
-            check_weights(args.model, args.weights or "auto")
+        check_weights(args.model, args.weights or "auto")
     if args.tag is not None:
         check_tag_flag(args.tag)
     from hapi.api.pushing import PushOptions, push_model  # brings torch, after what can be told without

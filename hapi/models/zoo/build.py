@@ -22,7 +22,7 @@ from hapi.models.zoo.architectures import (
 )
 from hapi.models.zoo.head import find_head, retarget
 from hapi.models.zoo.names import ALIASES, MAX_CLASSES, MAX_SIDE, is_file, random_seed
-from hapi.models.zoo.weights import file_state, fit_head, library_state, load_state
+from hapi.models.zoo.weights import fit_head, library_state, load_state
 from hapi.wire.documents import check_int, strict_fields
 
 
@@ -87,7 +87,6 @@ def build(
     spec: ModelSpec,
     *,
     allow_import: ImportRule = False,
-    allow_files: bool = True,
     state: Callable[[], Mapping[str, torch.Tensor]] | None = None,
 ) -> LayeredModel:
     """Build the model of ``spec`` with its weights, on the CPU.
@@ -98,21 +97,21 @@ def build(
     Args:
         spec: the model.
         allow_import: whether a ``package.module:factory`` may be imported: yes, no, or which.
-        allow_files: whether weights may be a local path.
-        state: reads the weights in the file that the spec names; None for one file of tensors.
+        state: reads the weights in the file that the spec names; None: they may not be in one.
 
     Raises:
         ModelError: the model or its weights cannot be made.
     """
-    if not allow_files and is_file(spec.weights):
+    from_file = state if is_file(spec.weights) else None
+    if is_file(spec.weights) and from_file is None:
         raise ModelError(
             "weights from a local file are not allowed here; push the model into the store instead"
         )
     architecture = architecture_of(spec, allow_import)
     module = build_module(architecture, random_seed(spec.weights) or 0)
     model = layers_of(architecture, spec, module)
-    if is_file(spec.weights):
-        model = _load_file(architecture, spec, model, file_state(spec.weights) if state is None else state())
+    if from_file is not None:
+        model = _load_file(architecture, spec, model, from_file())
     elif spec.pretrained:
         load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
     return retarget(model, spec.num_classes, spec.head_seed, lambda m: layers_of(architecture, spec, m))

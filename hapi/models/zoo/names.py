@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from hapi.errors import ModelChoiceError, UsageError
+from hapi.errors import ModelChoiceError, ModelError, UsageError
 from hapi.factories import is_factory
 from hapi.paths import is_folder, user_path
 from hapi.wire.references import ARCHITECTURE_PATTERN
@@ -20,8 +20,12 @@ TIMM = "timm:"
 MAX_CLASSES = 10_000_000
 MAX_SIDE = 65_536
 """Bounds of a model's classes, and of each side of its input."""
+_WORDS = ("", "auto", "random", "DEFAULT")
+"""Weights, even where a folder has the name."""
 _RANDOM = re.compile(r"random:(\d{1,18})")
 FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
+_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pth", ".pt", ".ckpt")
+"""Endings of the names of checkpoints in a folder, the preferred ones first."""
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("
 _WEIGHTS = r"^class (\w+_Weights)\(WeightsEnum\):\n((?:(?:    .*)?\n)+)"
 _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
@@ -38,7 +42,24 @@ def is_checkpoint(text: str) -> bool:
     """
     if is_file(text):
         return ":" not in text or text.endswith(FILE_SUFFIXES)
-    return text != "" and ":" not in text and text not in torchvision_names() and is_folder(text)
+    return text not in _WORDS and ":" not in text and text not in torchvision_names() and is_folder(text)
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """Return the one checkpoint in ``folder``; :class:`ModelError` if there is none, or more than one of a kind."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    for ending in _ENDINGS:
+        found = [name for name in names if name.endswith(ending)]
+        if len(found) == 1:
+            return folder / found[0]
+        if found:
+            raise ModelError(
+                f"{folder} has {len(found)} files that may be the checkpoint ({', '.join(found[:3])}); name one of them"
+            )
+    raise ModelError(f"{folder} has no checkpoint: no file ends with {', '.join(_ENDINGS)}")
 
 
 def random_seed(weights: str) -> int | None:
@@ -89,22 +110,24 @@ def check_weights(model: str, weights: str, flag: str = "--weights") -> None:
 
     Args:
         model: the architecture.
-        weights: ``auto``, ``random``, ``random:SEED``, a name of the library's weights, or a path.
+        weights: ``auto``, ``random``, ``random:SEED``, a name of the library's weights, or the path of a checkpoint or
+            of a folder with one.
         flag: name of the setting, for the message.
 
     Raises:
         UsageError: there is no such file, or the architecture has no weights of this name.
+        ModelError: the folder has no checkpoint.
     """
-    if weights in ("auto", "random", "DEFAULT") or random_seed(weights) is not None:
+    if weights in _WORDS or random_seed(weights) is not None:
         return
-    if is_file(weights):
+    if is_checkpoint(weights):
         _check_weights_file(weights, flag)
         return
     known = weights_names(ALIASES.get(model, model))
     if known and weights not in known:
         raise UsageError(
             f"{flag} {weights[:80]}: {model} has no such weights; it has DEFAULT, {', '.join(known)} "
-            "(or random, random:SEED, or a file)"
+            "(or random, random:SEED, or a file or folder)"
         )
 
 
@@ -156,10 +179,11 @@ def _check_timm(name: str) -> None:
 def _check_weights_file(weights: str, flag: str) -> None:
     file = user_path(weights, flag)
     try:
-        found, folder, exists = file.is_file(), file.is_dir(), file.exists()
+        if file.is_dir():
+            checkpoint_in(file)
+            return
+        found, exists = file.is_file(), file.exists()
     except OSError as error:  # in a folder that must not be read, or a name that is too long
         raise UsageError(f"{flag} {weights}: cannot be read: {error.strerror}") from None
     if not found:
-        other = "is a folder, not a file of weights" if folder else "is not a plain file"
-        what = other if exists else "there is no such file"
-        raise UsageError(f"{flag} {weights}: {what}")
+        raise UsageError(f"{flag} {weights}: {'is not a plain file' if exists else 'there is no such file'}")

@@ -1,4 +1,4 @@
-"""Sources of weights: a seed, a library's named weights, or a local checkpoint."""
+"""Weights of libraries by name, and state dicts put into modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,11 +15,9 @@ from hapi.errors import ModelChoiceError, ModelError, WeightsAbsentError
 from hapi.models.zoo.architectures import Architecture, seeded
 from hapi.models.zoo.head import outputs, resize_head
 from hapi.models.zoo.hub import without_retries
-from hapi.paths import user_path
 
 DOWNLOAD_SECONDS = 30.0
 """Longest silence of a server of weights."""
-_T = TypeVar("_T")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
@@ -144,70 +142,6 @@ def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.
             f"pre-trained weights of {name} cannot be used at this input shape ({_reason(error)}); give another "
             "shape, a file or random:SEED"
         ) from error
-
-
-def file_state(path: str) -> dict[str, torch.Tensor]:
-    """Return the state dict of a local ``.safetensors`` or ``.pth`` file (tensors only, no code is run).
-
-    It may be nested in ``{"state_dict": ...}`` or ``{"model": ...}``, with names that begin with ``module.``.
-    """
-    file = user_path(path, "weights file")
-    try:
-        found = file.is_file()
-    except OSError as error:  # in a folder that must not be read, or a name that is too long
-        raise ModelError(f"weights file {path} cannot be read: {error.strerror}") from None
-    if not found:
-        problem = "is not a plain file" if file.exists() else "does not exist"
-        raise ModelError(f"weights file {path} {problem}")
-    if file.name.endswith(".index.json"):
-        raise ModelError(
-            f"{path} is the index of a sharded checkpoint, which is pushed into a store first: "
-            f"hapi push MODEL STORE/NAME --weights {path}"
-        )
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load
-
-            # Read, not mapped: whoever shortens a mapped file ends this process.
-            loaded: Any = load(file.read_bytes())
-        else:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise load_error(path, error) from error
-    return named_tensors(loaded, path)
-
-
-def load_error(path: str, error: Exception) -> ModelError:
-    """Return the error for a weights file at ``path`` that ``torch.load`` or safetensors refused with ``error``."""
-    if "weights_only" in str(error):  # torch's words are about how to run what it refused to run
-        return ModelError(
-            f"weights file {path} is damaged or holds more than tensors, which is never loaded: save "
-            "model.state_dict(), with torch.save or as .safetensors"
-        )
-    reason = (str(error).splitlines() or [repr(error)])[0][:200]
-    return ModelError(f"weights file {path} cannot be read as tensors: {reason}")
-
-
-def named_tensors(loaded: Any, path: str) -> dict[str, torch.Tensor]:
-    """Return the state dict in ``loaded``, the content of the weights file ``path``; see :func:`file_state`."""
-    if isinstance(loaded, dict) and {"trained", "identity", "progress"} <= loaded.keys():
-        raise ModelError(
-            f"weights file {path} is a checkpoint of hapi-train and holds only the trained layers; write the whole "
-            f"network with 'hapi export {path} --output model.safetensors' and give that"
-        )
-    for key in ("state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
-        raise ModelError(f"weights file {path} holds no state dict (names to tensors)")
-    return without_wrapper({str(name): tensor for name, tensor in loaded.items()})
-
-
-def without_wrapper(state: Mapping[str, _T]) -> dict[str, _T]:
-    """Return ``state`` without the ``module.`` that ``DataParallel`` puts before every name."""
-    if state and all(name.startswith("module.") for name in state):
-        return {name.removeprefix("module."): value for name, value in state.items()}
-    return dict(state)
 
 
 def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], origin: str) -> None:

@@ -187,19 +187,18 @@ def _count_whole(file: BinaryIO, head: bytes, tensors: Sequence[FileTensor]) -> 
     """Return how many of ``tensors`` follow one another, whole, behind ``head`` in ``file``; None without the head."""
     if file.read(len(head)) != head:
         return None
-    return next((i for i, tensor in enumerate(tensors) if not _has(file.readinto, tensor)), len(tensors))
+    return next((i for i, tensor in enumerate(tensors) if not _has(file, tensor)), len(tensors))
 
 
-def _has(read_into: Callable[[memoryview], int | None], tensor: FileTensor) -> bool:
+def _has(file: BinaryIO, tensor: FileTensor) -> bool:
     """Return whether the next bytes of a file are those of ``tensor``."""
     checksum, digest, left = xxhash.xxh3_64(), ContentDigest(), tensor.nbytes
-    buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
     while left:
-        count = read_into(buffer[: min(len(buffer), left)]) or 0
-        if not count:
+        data = file.read(min(PIECE_BYTES, left))
+        if not data:
             return False
-        (digest if tensor.entry is None else checksum).update(buffer[:count])
-        left -= count
+        (digest if tensor.entry is None else checksum).update(data)
+        left -= len(data)
     if tensor.entry is None:
         return digest.hexdigest() == tensor.digest
     return checksum.hexdigest() == tensor.entry.checksum

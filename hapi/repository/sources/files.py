@@ -40,7 +40,7 @@ class SourceFile:
         except (FileNotFoundError, NotADirectoryError):
             raise ModelError(f"weights file {path} does not exist") from None
         except (OSError, ValueError) as error:
-            raise _unreadable(path, error) from None
+            raise _unreadable(path, error) from error
         return cls(path, found.st_size, _mark(found))
 
     def read(self, start: int, stop: int) -> bytes:
@@ -67,7 +67,7 @@ class SourceFile:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise _unreadable(self.path, error) from error
         try:
             self._check(descriptor)
             yield descriptor
@@ -82,7 +82,7 @@ class SourceFile:
             try:
                 count = os.preadv(descriptor, [out[done:]], start + done)
             except OSError as error:
-                raise _unreadable(self.path, error) from None
+                raise _unreadable(self.path, error) from error
             if count == 0:
                 raise self._changed()
             done += count

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from hapi.errors import ModelError
 from hapi.models.tensors import tensor_bytes
-from hapi.models.zoo.weights import without_wrapper
+from hapi.models.zoo.names import checkpoint_in
 from hapi.paths import is_folder, user_path
 from hapi.repository.entries import DTYPES, SourceTensor
 from hapi.repository.sources.files import SourceFile
@@ -19,9 +18,6 @@ from hapi.repository.sources.sharded import INDEX_SUFFIX, read_index, read_shard
 from hapi.repository.sources.torch_file import read_torch_file
 
 _SAFETENSORS = ".safetensors"
-_TORCH = (".bin", ".pth", ".pt", ".ckpt")
-_ENDINGS = (f"{_SAFETENSORS}{INDEX_SUFFIX}", _SAFETENSORS, f".bin{INDEX_SUFFIX}", *_TORCH)
-"""Endings of the names of checkpoints, the preferred ones first."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def open_source(path: str | Path) -> TensorSource:
     """
     target = user_path(path, "weights")
     if is_folder(target):
-        target = _in_folder(target)
+        target = checkpoint_in(target)
     if target.name.endswith(INDEX_SUFFIX):
         return _sharded(target)
     if target.suffix == _SAFETENSORS:
@@ -108,21 +104,7 @@ def _sharded(target: Path) -> TensorSource:
 
 
 def _unwrapped(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
-    return {name: replace(tensor, name=name) for name, tensor in without_wrapper(tensors).items()}
-
-
-def _in_folder(folder: Path) -> Path:
-    """The one checkpoint in ``folder``."""
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
-    for ending in _ENDINGS:
-        found = [name for name in names if name.endswith(ending)]
-        if len(found) == 1:
-            return folder / found[0]
-        if found:
-            raise ModelError(
-                f"{folder} has {len(found)} files that may be the checkpoint ({', '.join(found[:3])}); name one of them"
-            )
-    raise ModelError(f"{folder} has no checkpoint: no file ends with {', '.join(_ENDINGS)}")
+    """The tensors without the ``module.`` that ``DataParallel`` puts before every name."""
+    wrapped = all(name.startswith("module.") for name in tensors)
+    short = {name.removeprefix("module.") if wrapped else name: tensor for name, tensor in tensors.items()}
+    return {name: replace(tensor, name=name) for name, tensor in short.items()}

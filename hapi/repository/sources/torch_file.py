@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hapi.errors import ModelError
 from hapi.models.tensors import STORED_NAMES
-from hapi.models.zoo.weights import load_error, named_tensors
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.strided import StridedView
+from hapi.repository.sources.torch_damage import load_error
 from hapi.units import format_bytes
 
 _MAX_PICKLE_BYTES = 256 << 20
 """Longest pickle that is read: a hundred times that of a model with ten thousand tensors."""
 _LOCAL_HEADER_BYTES = 30
+_ARCHIVE = b"PK"
+"""First bytes of an archive, which torch.save writes since PyTorch 1.6."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +47,42 @@ def read_torch_file(file: SourceFile) -> TorchFile:
     Raises:
         ModelError: it holds no state dict, or is damaged.
     """
-    if not zipfile.is_zipfile(file.path):
+    if file.read(0, min(len(_ARCHIVE), file.size)) != _ARCHIVE:
         return _read_old(file)
     storages = _storages(file)
-    try:
-        with FakeTensorMode():
-            loaded = torch.load(file.path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise load_error(str(file.path), error) from error
-    state = named_tensors(loaded, str(file.path))
+    with FakeTensorMode():
+        state = _load(file)
     return TorchFile({name: _located(file, name, tensor, storages) for name, tensor in state.items()})
 
 
 def _read_old(file: SourceFile) -> TorchFile:
-    try:
-        loaded: Any = torch.load(file.path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise load_error(str(file.path), error) from error
-    state = named_tensors(loaded, str(file.path))
+    state = _load(file)
     note = (
         f"{file.path} has the format before PyTorch 1.6, so all of its {format_bytes(file.size)} were loaded into "
         "memory; torch.save writes it anew in one that is read piece by piece"
     )
     return TorchFile({name: SourceTensor.of(name, tensor) for name, tensor in state.items()}, (note,))
+
+
+def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
+    """The state dict in ``file``: it may be nested in ``{"state_dict": ...}`` or ``{"model": ...}``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
+            loaded: Any = torch.load(file.path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise load_error(file, error) from error
+    if isinstance(loaded, dict) and {"trained", "identity", "progress"} <= loaded.keys():
+        raise ModelError(
+            f"weights file {file.path} is a checkpoint of hapi-train and holds only the trained layers; write the "
+            f"whole network with 'hapi export {file.path} --output model.safetensors' and give that"
+        )
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+        raise ModelError(f"weights file {file.path} holds no state dict (names to tensors)")
+    return {str(name): tensor for name, tensor in loaded.items()}
 
 
 def _storages(file: SourceFile) -> dict[int, int]:
@@ -74,8 +91,17 @@ def _storages(file: SourceFile) -> dict[int, int]:
     try:
         with zipfile.ZipFile(file.path) as archive:
             records = archive.infolist()
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelError(f"{what} is damaged: {str(error)[:200]}") from None
+    except (ValueError, LookupError, struct.error, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ModelError(
+            f"{what} is damaged: it begins as an archive, but has no list of contents at its end ({str(error)[:100]}); "
+            "copy or download it again"
+        ) from None
+    except OSError as error:
+        raise load_error(file, error) from error
+    if not any(Path(record.filename).name == "data.pkl" for record in records):
+        raise ModelError(
+            f"{what} is an archive, but no checkpoint of torch.save: it has no data.pkl; unpack it if it has one in it"
+        )
     if any(Path(record.filename).name == "constants.pkl" for record in records):
         raise ModelError(f"{what} is a TorchScript program, not a state dict; save model.state_dict()")
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
@@ -101,7 +127,8 @@ def _storages(file: SourceFile) -> dict[int, int]:
 
 def _content(file: SourceFile, record: zipfile.ZipInfo) -> tuple[int, int]:
     """First byte and end of a record's content, which is stored as it is."""
-    head = file.read(record.header_offset, min(record.header_offset + _LOCAL_HEADER_BYTES, file.size))
+    first = min(record.header_offset, file.size)
+    head = file.read(first, min(first + _LOCAL_HEADER_BYTES, file.size))
     name, extra = int.from_bytes(head[26:28], "little"), int.from_bytes(head[28:30], "little")
     start = record.header_offset + _LOCAL_HEADER_BYTES + name + extra
     if len(head) < _LOCAL_HEADER_BYTES or head[:4] != b"PK\x03\x04" or start + record.file_size > file.size:

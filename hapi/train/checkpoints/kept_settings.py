@@ -12,6 +12,7 @@ from hapi.config.fields import flag_of, flat, settings_fields
 from hapi.config.settings import Loaded
 from hapi.config.values import SettingsReader, node_of
 from hapi.errors import ConflictError, UsageError
+from hapi.models.zoo.names import is_checkpoint
 from hapi.train.checkpoints.checkpoint_files import existing
 from hapi.train.checkpoints.resuming import BY_MEANING, FOLLOWING, FREE
 from hapi.train.outputs.run_folder import REPORT_FILE
@@ -63,7 +64,7 @@ def _from_root(name: str, value: Any) -> Any:
     """The setting's value, from the root of the file system if it is a path from the working directory."""
     if not isinstance(value, str) or "://" in value or value.startswith(("memory:", "~")):
         return value
-    if name in PATHS or (name in FILES_OR_WORDS and Path(value).is_file()):
+    if name in PATHS or (name in FILES_OR_WORDS and (Path(value).is_file() or is_checkpoint(value))):
         return str(Path(value).absolute())
     return value
 

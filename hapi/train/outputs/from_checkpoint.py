@@ -16,10 +16,11 @@ from hapi.client.settings import STORE_PREFIX, ModelSettings, SessionSettings
 from hapi.config.token import read_token
 from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, read_model, untrained
-from hapi.models.zoo.build import architecture_of, build, layers_of
+from hapi.models.zoo.build import architecture_of, layers_of
 from hapi.models.zoo.weights import load_state
 from hapi.paths import open_file, user_path
 from hapi.repository.opening import open_model
+from hapi.repository.sources.networks import build_network, weights_named
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint import evaluated_layers, read_document
 from hapi.train.outputs.model_out import after_epoch
@@ -178,7 +179,8 @@ def _sources(facts: Mapping[str, Any], card: ModelCard, given: FrozenSource) -> 
 def _built(card: ModelCard, weights: str) -> Reader:
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Read from the network as it is built with these weights."""
-        state = build(replace(card.spec, weights=weights), allow_import=True).module.state_dict()
+        spec = replace(card.spec, weights=weights_named(weights))
+        state = build_network(spec, allow_import=True).module.state_dict()
         return {name: state[name] for name in names}
 
     return read

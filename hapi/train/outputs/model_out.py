@@ -14,7 +14,7 @@ from hapi.client.job_context import JobContext
 from hapi.client.session import Session
 from hapi.client.settings import default_store
 from hapi.models.model_file import ModelCard
-from hapi.models.zoo.names import is_file
+from hapi.models.zoo.names import is_checkpoint, is_file
 
 
 def whole_state(job: JobContext, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -73,7 +73,7 @@ def network_facts(session: Session) -> dict[str, Any]:
         store = _absolute(store)
     return {
         "card": card_of(job, {}).to_metadata(),
-        "file": _absolute(settings.weights) if is_file(settings.weights) else None,
+        "file": _absolute(settings.weights) if is_checkpoint(settings.weights) else None,
         "store": store,
         "servers": list(settings.server),
     }

@@ -97,7 +97,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
         "another byte order": rewritten(path, {"byteorder": b"big"}),
         "is compressed": rewritten(path, {}, zipfile.ZIP_DEFLATED),
         "TorchScript": rewritten(path, {"constants.pkl": b""}),
-        "data/0": rewritten(path, {"data/0": None}),
+        "its archive cannot be read": rewritten(path, {"data/0": None}),
     }
     for words, broken in cases.items():
         with pytest.raises(ModelError, match=words) as caught:
@@ -127,9 +127,64 @@ def test_what_is_no_state_dict_of_plain_tensors_is_refused(tmp_path: Path, value
     assert "\n" not in str(caught.value)
 
 
-def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    for number, data in enumerate((b"", b"hello", pickle.dumps({"a": 1}), io.BytesIO().getvalue())):
-        path = tmp_path / f"{number}.pth"
-        path.write_bytes(data)
-        with pytest.raises(ModelError, match=path.name):
-            open_source(path)
+def old_form(value: Any) -> bytes:
+    """Bytes of a file of the format before PyTorch 1.6."""
+    out = io.BytesIO()
+    torch.save(value, out, _use_new_zipfile_serialization=False)
+    return out.getvalue()
+
+
+def archive(**records: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, data in records.items():
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is damaged, or no checkpoint of torch.save"),
+        (pickle.dumps({"a": 1}), "is damaged, or no checkpoint of torch.save"),
+        (pickle.dumps({"a": 1}, protocol=2), "is damaged, or no checkpoint of torch.save"),
+        (pickle.dumps(Malicious(), protocol=2), "it asks for posix.system, which may run code"),
+        (old_form({"a": torch.zeros(1), "b": Malicious()}), "it asks for posix.system, which may run code"),
+        (old_form(nn.Linear(2, 2)), "it asks for torch.nn.modules.linear.Linear"),
+        (bytes(1000), "is damaged, or no checkpoint of torch.save"),
+        (archive(), "is an archive, but no checkpoint of torch.save"),
+        (archive(readme=b"hello"), "is an archive, but no checkpoint of torch.save"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n", "is a pointer of Git LFS"),
+        (b"<!DOCTYPE html><html>404</html>", "is a web page"),
+        (b"\x1f\x8b\x08\x00" + bytes(60), "is compressed by gzip"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(60), "is an HDF5 file"),
+    ],
+)
+def test_other_files_are_told_in_one_line(
+    tmp_path: Path, data: bytes, words: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = tmp_path / "m.pth"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=words) as caught:
+        open_source(path)
+    assert str(caught.value).startswith(f"weights file {path} ") and "\n" not in str(caught.value)
+    assert not recwarn.list  # torch's guesses
+
+
+def test_any_byte_may_be_another_and_any_end_missing(tmp_path: Path) -> None:
+    """It is read, or refused in one line that names the file and none of torch's exceptions."""
+    state = {"a.weight": torch.randn(4, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
+    path = saved(tmp_path / "m.pth", state)
+    for data in (path.read_bytes(), old_form(state)):
+        changed = [data[:end] for end in range(0, len(data), 97)]
+        changed += [data[:i] + bytes([data[i] ^ 0x41]) + data[i + 1 :] for i in range(0, len(data), 11)]
+        for broken in changed:
+            path.write_bytes(broken)
+            try:
+                source = open_source(path)
+            except ModelError as error:
+                assert str(error).startswith(f"weights file {path}") and "\n" not in str(error)
+                assert "index out of range" not in str(error) and "EOFError" not in str(error)
+            else:
+                assert source.nbytes < 1000
