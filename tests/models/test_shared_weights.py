@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import stat
@@ -34,12 +35,12 @@ def takers(folder: Path) -> Iterator[Any]:
     """Starts processes as of :data:`TAKER`; they are ended after the test."""
     started = []
 
-    def start(count: int, hangs_at: int = -1) -> subprocess.Popen[str]:
+    def start(count: int, hangs_at: int = -1, budget: int = 1 << 30) -> subprocess.Popen[str]:
         tests = str(Path(__file__).parents[1])
         env = environment()
         env["PYTHONPATH"] = os.pathsep.join([tests, env["PYTHONPATH"]])
         process = subprocess.Popen(
-            [*TAKER, str(folder), str(count), str(hangs_at)],
+            [*TAKER, str(folder), str(count), str(hangs_at), str(budget)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
         )  # fmt: skip
         started.append(process)
@@ -320,3 +321,27 @@ def test_processes_hold_one_copy_and_a_kill_leaves_no_use(folder: Path, takers: 
         process.wait()
     assert WeightsFolder(folder, None).clear() >= size
     assert packs(folder) == []
+
+
+def test_the_last_process_to_end_leaves_no_more_than_may_be_idle(folder: Path, takers: Any) -> None:
+    budget = 1 << 20  # of which 128 KiB may be idle; the contents have 400 KB
+    first, second = takers(50, budget=budget), takers(50, budget=budget)
+    assert sorted((said(first), said(second))) == ["loaded 0", "loaded 50"]
+    held = packs(folder)
+    first.communicate()
+    assert packs(folder) == held and first.returncode == 0, "the other one computes with them"
+    second.communicate()
+    assert packs(folder) == [] and second.returncode == 0
+    few = takers(10, budget=budget)
+    assert said(few) == "loaded 10"
+    few.communicate()
+    assert len(packs(folder)) == 1, "80 KB may stay for the next job"
+
+
+def test_a_process_that_ends_waits_for_no_lock(folder: Path, takers: Any) -> None:
+    process = takers(50)
+    assert said(process) == "loaded 50"
+    with (folder / "lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process.communicate(timeout=30)
+    assert process.returncode == 0

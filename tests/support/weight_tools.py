@@ -59,11 +59,11 @@ def mapped_kilobytes(folder: Path, field: str, pid: int | str = "self") -> int:
 TAKER = [sys.executable, "-c", "import sys; from support.weight_tools import main; main(*sys.argv[1:])"]
 """A process that takes contents, says so with a line, and stays until its standard input ends.
 
-Arguments: the folder, the number of contents, how many it loads before it hangs (-1: all).
+Arguments: the folder, the number of contents, how many it loads before it hangs (-1: all), the budget in bytes.
 """
 
 
-def main(folder: str, count: str, hangs_at: str) -> None:
+def main(folder: str, count: str, hangs_at: str, budget: str) -> None:
     """See :data:`TAKER`."""
 
     def before(number: int) -> None:
@@ -72,7 +72,7 @@ def main(folder: str, count: str, hangs_at: str) -> None:
             sys.stdin.read()
 
     source = Source(contents_of(int(count)), before)
-    found = taken(Path(folder), source)
+    found = taken(Path(folder), source, int(budget))
     print(f"loaded {len(source.asked)}", flush=True)
     sys.stdin.read()
     assert found

@@ -5,8 +5,8 @@
     DIR/pack-T     a whole pack, read-only, locked (shared) by each process that maps it; its time is its last use
 
 All locks are ``flock``, which the kernel frees with the process, however it ends. A pack that no process locks is
-*idle*; an ``open-`` file without a lock was left by a killed process. The next process that looks for weights removes
-both, of idle packs the least recently used ones beyond the budget.
+*idle*; an ``open-`` file without a lock was left by a killed process. A process that looks for weights, or ends,
+removes both, of idle packs the least recently used ones beyond the budget.
 
 Nothing may shorten a mapped file: its readers would be ended by SIGBUS. The folder is the user's own (mode 0700,
 checked each time it is opened, and never followed through a link), a whole pack has mode 0400, and Hapi only ever
@@ -143,6 +143,18 @@ class WeightsFolder:
             for name in self._clean(folder):
                 _remove_idle(folder, name)
             return before - self._held(folder)
+
+    def leave(self) -> None:
+        """Give up the packs that this process maps, and remove what is idle beyond the budget: the process ends.
+
+        Its mappings stay as they are. What was loaded by a fork of this process counts as its own.
+        """
+        if not self.path.exists():
+            return
+        with self._locked() as folder:
+            _unlock_own(folder)
+            self._clean(folder)
+            self._trim(folder, 0)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -284,6 +296,16 @@ def _shared(folder: int, name: str) -> mmap.mmap:
         return mapped(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _unlock_own(folder: int) -> None:
+    """Let go of the locks of the packs in ``folder`` that this process has open, which are those of its mappings."""
+    packs = {(found.st_dev, found.st_ino) for found in (os.stat(n, dir_fd=folder) for n in _names(folder))}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found = os.fstat(int(path.name))
+            if (found.st_dev, found.st_ino) in packs:
+                unlock(int(path.name))
 
 
 def _names(folder: int) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import mmap
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import torch
 
@@ -41,8 +44,9 @@ class SharedWeights:
     """
 
     def __init__(self, folder: WeightsFolder) -> None:
-        """Share through ``folder``."""
+        """Share through ``folder``. At the end of the process idle weights beyond the folder's budget are removed."""
         self._folder = folder
+        _at_exit(folder)
         self._reported = False
 
     def take(self, wanted: Mapping[str, torch.Tensor], load: Load) -> Taken:
@@ -149,6 +153,22 @@ def _filled(packs: list[OpenPack], wanted: Mapping[str, torch.Tensor], load: Loa
 def _tensor(mapping: mmap.mmap, place: TensorRange, form: torch.Tensor) -> torch.Tensor:
     flat = torch.frombuffer(mapping, dtype=form.dtype, count=form.numel(), offset=place.start)
     return flat.reshape(form.shape)
+
+
+_ending: set[Path] = set()
+"""Folders that are left when this process ends."""
+
+
+def _at_exit(folder: WeightsFolder) -> None:
+    if folder.path not in _ending:
+        _ending.add(folder.path)
+        atexit.register(_leave, folder, os.getpid())
+
+
+def _leave(folder: WeightsFolder, pid: int) -> None:
+    if os.getpid() == pid:  # a fork shares its locks with the process that made it
+        with contextlib.suppress(OSError):
+            folder.leave()
 
 
 def shared_weights(device: torch.device) -> SharedWeights | None:
