@@ -101,7 +101,7 @@ def running_swift(folder: Path, nodes: int, replicas: int) -> Iterator[Swift]:
 
 
 class FaultProxy:
-    """An HTTP proxy in front of a store that answers reads of shards with the next of ``faults`` in turn.
+    """An HTTP proxy in front of a store that answers reads of shards and packs with the next of ``faults`` in turn.
 
     "pass"; "late": after a quarter of a second; "500", "503": an error; "403": no permission; "reset" and "cut": half
     of the body, then a reset or an orderly end; "less": a sound answer with fewer bytes than were asked for.
@@ -115,7 +115,8 @@ class FaultProxy:
 
         class Handler(_Handler):
             def do(self) -> None:
-                self.relay(port, proxy._next() if self.command == "GET" and "shard-" in self.path else "pass")
+                data = "shard-" in self.path or "/packs/" in self.path
+                self.relay(port, proxy._next() if self.command == "GET" and data else "pass")
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do
 

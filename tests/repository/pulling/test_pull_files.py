@@ -24,6 +24,7 @@ from hapi.repository.pulling import files, reading
 from hapi.repository.pulling.files import write_file, write_folder
 from hapi.repository.pulling.selection import FileContent, layers, matching, whole
 from hapi.repository.push import SourceLayer, push, push_tensors
+from hapi.repository.sources.networks import build_network
 from hapi.repository.sources.open import open_source
 from hapi.repository.stored import StoredModel
 from hapi.store.local import LocalStore
@@ -81,7 +82,7 @@ def test_a_whole_network_is_a_model_file_and_a_plain_state_dict(
 def test_what_was_pulled_pushes_without_a_byte(pushed: StoredModel, tmp_path: Path) -> None:
     write_file(pushed, whole(pushed), tmp_path / "net.safetensors")
     spec = ModelSpec(**{**SPEC.__dict__, "weights": str(tmp_path / "net.safetensors")})
-    assert push(pushed.store, "copy", build(spec), spec).written == 0
+    assert push(pushed.store, "copy", build_network(spec), spec).written == 0
 
 
 TIED = """
