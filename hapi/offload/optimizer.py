@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hapi.errors import UsageError
+from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
 from hapi.offload.expectation import Expectation
 from hapi.offload.hooks import attach
@@ -52,6 +53,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         mode: str = "active",
         keep_gradients: bool | None = None,
         where: str = "",
+        activations: ActivationOffload,
     ) -> None:
         """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -73,8 +75,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         self._counts = {"redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
         self._lifetime = Lifetime(self._engine, store, where)
-        self.when_stepped: Callable[[], None] = lambda: None
-        """Called at the end of each step."""
+        self._activations = activations
         self._is_alone = self._shards.ranks == 1
         """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
         self._expected = Expectation(
@@ -122,7 +123,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._shards.share_values(sorted(wanted))
             self._commit(active, wanted)
         self._expected.learn(active)
-        self.when_stepped()
+        self._activations.step_done()
         self._begin()
         return loss
 
@@ -159,10 +160,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._import({parameter: numbered.get(number, {}) for number, parameter in enumerate(ordered)})
 
     def report(self) -> dict[str, Any]:
-        """Return what was read, written and waited for so far: bytes, seconds, numbers of pieces and steps."""
-        return {"mode": self._mode, "where": self._where, "steps": self.steps, **self._counts} | asdict(
-            self._engine.traffic
-        )
+        """Return bytes, seconds and numbers of pieces and steps so far; ``activations`` has those of the layers."""
+        counts = {"steps": self.steps, **self._counts, **asdict(self._engine.traffic)}
+        return {"mode": self._mode, "where": self._where, **counts, "activations": self._activations.report()}
 
     def __enter__(self) -> OffloadedOptimizer:
         """Return itself."""
@@ -174,6 +174,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def close(self, *, remove: bool = True) -> None:
         """Finish the last commit and end; the files are removed, or kept for a next process."""
+        self._activations.close()
         self._lifetime.close(remove=remove)
 
     # -- hooks -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
+from hapi.offload.activations.offload import ActivationOffload, check_policy
+from hapi.offload.engine import BUFFERS, PENDING_BYTES
 from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
+from hapi.offload.planner import StateTraffic
 from hapi.offload.shards import agree_on_step, shares_of
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
@@ -32,6 +37,8 @@ _MEMORY_SHARE = 0.8
 """Share of the free memory that counts as a training's own where the user names none."""
 
 
+_LEAST_BYTES = 32 << 20
+"""Activations get so much memory even where nothing is left of it."""
 _GRADIENT_SHARE = 0.75
 """Share of the memory that parameters and gradients may take together; above it, kept gradients go to the disk."""
 
@@ -44,8 +51,9 @@ def offload_training(
     *,
     mode: str = "active",
     keep_gradients: bool | None = None,
+    activations: str = "auto",
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Train in less memory: the optimiser's states go to a disk, and each step stays bit by bit what it was.
+    """Train in less memory: optimiser states and activations go to a disk, and each step stays bit by bit what it was.
 
     ::
 
@@ -59,13 +67,16 @@ def offload_training(
         model: of any kind; its parameters stay where they are.
         optimizer: torch's AdamW, Adam or SGD over the model's parameters in float32, bfloat16 or float16 (those in half
             precision get fp32 master weights).
-        memory: bytes for parameters, gradients and states; None for most of what is free. What fits is returned
-            unchanged.
+        memory: bytes for parameters, gradients, states and activations; None for most of what is free. States that
+            fit stay where they are, and the optimiser is returned unchanged.
         disk: a folder, or one on each of several drives, between which the states are striped; None for the host's
             memory.
         mode: "active" overlaps updates with backward (LoHan, section IV-C); "naive" and "serial" are for comparison.
         keep_gradients: keep gradients on the disk until the step, for loops that begin to look at them later than in
             their first steps; None keeps them where the first steps did.
+        activations: "auto" measures the first iteration, and keeps, swaps or recomputes what each layer saves for
+            backward so that it fits the memory (LoHan, section IV-D); "keep" leaves all in memory; "swap" recomputes
+            nothing; "recompute" all it can.
 
     Returns:
         The model, and the optimiser to use from now on.
@@ -76,21 +87,37 @@ def offload_training(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: take one of {', '.join(MODES)}")
     check_optimizer(optimizer)
+    check_policy(activations)
     room = _room(memory, model)
     needed = sum(_bytes_in_memory(optimizer))
-    if room is None or needed <= room:
-        log.info("offloading is not needed: parameters, gradients and states take %s", format_bytes(needed))
-        return model, optimizer
     rank, ranks = shares_of(model)
     folders = [folder / f"rank{rank}" if ranks > 1 else folder for folder in _folders(disk)]
+    if room is None or needed <= room:
+        log.info("states stay in memory: they, parameters and gradients take %s", format_bytes(needed))
+        if room is not None:
+            offload = ActivationOffload(
+                model, max(room - needed, _LEAST_BYTES), folders, activations
+            ).install()
+            weakref.finalize(model, offload.close)
+        return model, optimizer
     store, layout, small, parameters = _make(model, optimizer, folders, room)
     where = ", ".join(map(str, folders)) or "host memory"
     log.info(
-        "offloading: parameters, gradients and states take %s of %s memory; the states go to %s",
+        "offloading: parameters, gradients and states take %s of %s memory; the states go to %s%s",
         format_bytes(needed),
         format_bytes(room),
         where,
+        _cost(folders, layout, parameters),
     )
+    left = room - _bytes_left_in_memory(parameters, layout)
+    if left < 0:
+        log.warning(
+            "memory=%s does not hold the parameters and their buffers: it takes %s more",
+            memory,
+            format_bytes(-left),
+        )
+    traffic = _traffic(layout, parameters)
+    offload = ActivationOffload(model, max(left, _LEAST_BYTES), folders, activations, traffic=traffic)
     return model, OffloadedOptimizer(
         optimizer,
         model,
@@ -101,7 +128,41 @@ def offload_training(
         mode=mode,
         keep_gradients=keep_gradients,
         where=where,
+        activations=offload.install(),
     )
+
+
+def _bytes_left_in_memory(parameters: Sequence[TrainedParameter], layout: Layout) -> int:
+    """Bytes that offloaded training keeps in memory, activations left out."""
+    values = sum(known.parameter.nbytes for known in parameters)
+    largest = max((known.parameter.nbytes for known in parameters), default=0)
+    gradients = values if any(known.keeps_in_memory for known in parameters) else max(PENDING_BYTES, largest)
+    record = max((piece.nbytes for piece in layout.pieces), default=0)
+    return values + min(gradients, values) + BUFFERS * record * len(layout.slot_bytes)
+
+
+def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTraffic:
+    """Bytes that the states move in a step."""
+    read = sum(
+        piece.states_bytes if all(parameters[s.parameter].is_master for s in piece.segments) else piece.nbytes
+        for piece in layout.pieces
+    )
+    return StateTraffic(
+        backward_disk_read=read, backward_disk_write=sum(piece.nbytes for piece in layout.pieces)
+    )
+
+
+def _cost(folders: Sequence[Path], layout: Layout, parameters: Sequence[TrainedParameter]) -> str:
+    """Say how long a step's bytes take the disks, as they are measured now."""
+    if not folders:
+        return ""
+    rates = [measure_disk(folder) for folder in folders]
+    traffic = _traffic(layout, parameters)
+    read, write = (sum(rate[at] or 0.0 for rate in rates) for at in (0, 1))
+    if not read or not write:
+        return ""
+    seconds = traffic.backward_disk_read / read + traffic.backward_disk_write / write
+    return f"; a step's bytes take them about {seconds:.2g} s, hidden where forward and backward take longer"
 
 
 def _room(memory: str | int | None, model: nn.Module) -> int | None:

@@ -218,12 +218,27 @@ def test_checkpointed_layers_are_computed_with_the_values_before_the_step(tmp_pa
         assert not moved.report()["restored_steps"]
 
 
+@pytest.mark.parametrize("activations", ["auto", "swap", "recompute"])
+@pytest.mark.parametrize("loop", [clipped, accumulated])
+def test_states_and_activations_go_together(
+    loop: Loop, activations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.offload.training._LEAST_BYTES", 1 << 16)
+    model, optimizer, twin, moved = both(images_model, "adamw", loop, 9, tmp_path, activations=activations)
+    with moved:
+        assert weights_equal(model, twin)
+        assert states_equal(optimizer.state_dict(), moved.state_dict())
+        report = moved.report()["activations"]
+    assert report["state"] == "planned"
+    assert report["bytes_written"] or activations == "recompute"
+
+
 def test_what_fits_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = images_model()
     optimizer = torch.optim.AdamW(model.parameters())
     with caplog.at_level("INFO", "hapi.offload"):
         assert offload_training(model, optimizer, memory="1GB") == (model, optimizer)
-    assert "not needed" in caplog.text
+    assert "states stay in memory" in caplog.text
 
 
 def test_a_gradient_that_was_not_kept_is_named(tmp_path: Path) -> None:

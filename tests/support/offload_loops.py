@@ -77,9 +77,8 @@ def offloaded(
     planned = training.plan_pieces
     training.plan_pieces = lambda sizes, drives, **more: plan_pieces(sizes, drives, PIECE_ELEMENTS, **more)  # type: ignore[assignment]
     try:
-        _, made = training.offload_training(
-            model, optimizer, memory=more.pop("memory", "1KB"), disk=disk, **more
-        )
+        options = {"memory": "1KB", "disk": disk, "activations": "keep", **more}
+        _, made = training.offload_training(model, optimizer, **options)
     finally:
         training.plan_pieces = planned
     assert isinstance(made, OffloadedOptimizer)

@@ -36,6 +36,12 @@ _HOST_SHARE = 0.5
 """Share of the free host memory that a GPU's activations may take."""
 
 
+def check_policy(policy: str) -> None:
+    """Raise UsageError for an unknown policy."""
+    if policy not in POLICIES:
+        raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
+
+
 class ActivationOffload:
     """Holds a model's saved activations in ``memory`` bytes; gradients are bit by bit those of plain training.
 
@@ -69,8 +75,7 @@ class ActivationOffload:
         Raises:
             UsageError: an unknown policy, or a folder that cannot be written.
         """
-        if policy not in POLICIES:
-            raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
+        check_policy(policy)
         self._model, self._memory, self._policy = model, memory, policy
         self._folders = list(folders or ())
         self._traffic = traffic or StateTraffic()
