@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hapi.data.listing import DatasetSummary
 from hapi.data.listing import list_datasets as datasets_of
 from hapi.data.verify import verify_dataset
+from hapi.errors import NotFoundError
 from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage, Progress, VerifyReport
 from hapi.store.open import open_store, split_model_address
@@ -64,9 +65,19 @@ def verify(
 
 
 def is_model(store: ObjectStore, name: str) -> bool:
-    """Return whether ``name``, or NAME@REF, in ``store`` is a pushed model and not a dataset."""
+    """Return whether ``name``, or NAME@REF, in ``store`` is a pushed model and not a dataset.
+
+    Raises:
+        NotFoundError: it is neither, or there is no such store.
+    """
     name, at, _ = name.partition("@")
-    return (bool(at) or name not in store.list_names("datasets")) and name in store.list_names("models")
+    is_dataset, found = name in store.list_names("datasets"), name in store.list_names("models")
+    if not is_dataset and not found:
+        store.ping()
+        raise NotFoundError(
+            f"there is no dataset or model {name!r} in {store.url}; 'hapi ls {store.url}' lists what is there"
+        )
+    return found and (bool(at) or not is_dataset)
 
 
 def list_datasets(store: str) -> list[DatasetSummary]:

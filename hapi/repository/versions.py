@@ -125,8 +125,11 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
 
 
 def unknown_model(store: ObjectStore, name: str) -> NotFoundError:
-    """Return the error for a name that has no version."""
-    known = ", ".join(store.list_names(MODELS)[:8]) or "none"
+    """Return the error for a name that has no version; :class:`NotFoundError` where there is no store."""
+    known = ", ".join(store.list_names(MODELS)[:8])
+    if not known:
+        store.ping()
+        known = "none"
     return NotFoundError(
         f"{store.url} has no model {name!r}; it has: {known}",
         outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",

@@ -51,7 +51,7 @@ class LocalStore(ObjectStore):
         """Check that the folder exists; :class:`NotFoundError` otherwise."""
         if not stat.S_ISDIR(self._mode(self.root, "")):
             raise NotFoundError(
-                f"there is no folder {self.root}; check the store's path, or pack a dataset into it"
+                f"there is no folder {self.root}; check the store's path, or pack a dataset or push a model into it"
             )
 
     def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:

@@ -101,6 +101,7 @@ def test_parts_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (("--output", "m.safetensors", "--shard-size", "5GB"), "is one file; give a folder"),
         (("--output", "given.safetensors/x"), "cannot be made"),
         (("--output", "m.pth"), "hapi export writes others"),
+        (("--output", ""), "--output is empty"),
         (("--output", "no/such/\0.safetensors"), "cannot be written"),
     ],
 )
@@ -119,6 +120,16 @@ def test_wrong_pulls_are_one_line(
     assert not (tmp_path / "m.safetensors").exists()
     code, _, err = run(capsys, "pull", "store/other", "--output", "m.safetensors")
     assert code == 1 and "has no model 'other'" in err
+    for call in (
+        ("pull", "none/raw", "--output", "m.safetensors"),
+        ("show", "none/raw"),
+        ("verify", "none/raw"),
+    ):
+        code, _, err = run(capsys, *call)
+        assert code == 1 and f"there is no folder {tmp_path}/none; check" in err, err
+    for call in (("verify", "store/other"), ("rm", "store/other", "--yes")):
+        code, _, err = run(capsys, *call)
+        assert code == 1 and "there is no dataset or model 'other' in" in err and "hapi ls" in err, err
 
 
 def test_training_with_tensors_only_says_what_is_missing(

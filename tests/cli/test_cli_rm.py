@@ -50,7 +50,11 @@ def test_removed_and_collected(store: str, capsys: pytest.CaptureFixture[str]) -
     assert ran(capsys, "gc", store, "--yes")[1].endswith("removed 1 objects, 7 B\n")
     assert not open_store(store).list()
     code, _, err = ran(capsys, "rm", f"{store}/dots", "--yes")
-    assert code == 1 and err.startswith("hapi rm: error: there is no dataset 'dots'") and err.count("\n") == 1
+    assert (
+        code == 1
+        and err.startswith("hapi rm: error: there is no dataset or model 'dots'")
+        and err.count("\n") == 1
+    )
 
 
 def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

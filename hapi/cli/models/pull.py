@@ -46,6 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files, and say which."""
     url, reference = split_model_address(args.model)
+    if not args.output:
+        raise UsageError("--output is empty; give a file that ends with .safetensors, or a folder")
     single = args.output.endswith(_FILE)
     if single and args.shard_size is not None:
         raise UsageError(f"--shard-size: --output {args.output} is one file; give a folder")
