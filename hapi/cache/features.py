@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.cache.catalog import RecordLocations
-from hapi.cache.disk_rates import DiskRates, RateMeter, measure_disk
+from hapi.cache.disk_rates import DiskRates, RateMeter
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.folder import CacheFolder
 from hapi.cache.key_file import KeyFile
@@ -79,7 +79,6 @@ class FeatureCache(Closing):
             folder, reference, count, form, key=KeyFile(key.to_json(), key.dataset.name, lines), behind=True
         )
         self._memory = MemoryRows(memory_bytes, count, self.sample_bytes, form)
-        self._probed = DiskRates(None, None)
         self._decoding = RateMeter()
         self._decoded: Codec | None = None
         """Codec of the last record that was decoded."""
@@ -89,7 +88,7 @@ class FeatureCache(Closing):
             self.sample_bytes,
             room=self._records.room(count, float(self.sample_bytes)),
             reads=reads,
-            rates=self._probed_rates,
+            rates=self.probed_rates,
         )
         """Codec of the features that are put."""
 
@@ -139,15 +138,16 @@ class FeatureCache(Closing):
         return self._memory.nbytes
 
     def rates(self) -> DiskRates:
-        """Return the rates of the disk, of its last 64 MiB or of a probe; None for what was not measured."""
-        used = self._records.rates()
-        return DiskRates(used.read or self._probed.read, used.write or self._probed.write)
+        """Return the rates of the disk, of its last 64 MiB; None for what was not measured."""
+        return self._records.rates()
 
-    def _probed_rates(self) -> DiskRates:
-        """The rates of the disk, which is probed once where they are not known."""
-        if None in self.rates() and self._probed == DiskRates(None, None):
-            self._probed = measure_disk(self._records.folder.path)
-        return self.rates()
+    def probed_rates(self) -> DiskRates:
+        """Return the rates of the disk, of its last 64 MiB or of a probe; None for what could not be measured."""
+        used = self.rates()
+        if None not in used:
+            return used
+        probed = self._records.folder.probed_rates()
+        return DiskRates(used.read or probed.read, used.write or probed.write)
 
     def read(self, ids: IntArray, features: npt.NDArray[np.uint8], labels: LabelArray) -> Flags:
         """Read the features of cached samples into their rows.

@@ -27,12 +27,14 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hapi.cache.disk_rates import DiskRates, measure_disk
 from hapi.cache.recovery import recover
 from hapi.cache.segments import seed_of
 from hapi.errors import ConflictError, UsageError
@@ -78,6 +80,8 @@ class CacheFolder:
         """Describe a folder that is in order; use :meth:`open`."""
         self.path = path
         self.budget = budget
+        self._probe_lock = threading.Lock()
+        self._probed: DiskRates | None = None
 
     @classmethod
     def open(cls, path: str | Path, budget: int | None, what: str = "cache") -> CacheFolder:
@@ -109,6 +113,13 @@ class CacheFolder:
         with contextlib.suppress(OSError, ConflictError):  # of one that goes away, or is in use just now
             held = sum(version.bytes for version in self.versions())
         return min(MAX_DEFAULT_BYTES, (shutil.disk_usage(nearest).free + held) // 2)
+
+    def probed_rates(self) -> DiskRates:
+        """Return the rates of the folder's disk by a short probe, made once; None for what could not be measured."""
+        with self._probe_lock:
+            if self._probed is None:
+                self._probed = measure_disk(self.path)
+            return self._probed
 
     @property
     def exists(self) -> bool:

@@ -29,6 +29,7 @@ from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.cache_facts import CacheFacts
@@ -37,7 +38,7 @@ from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
 from hapi.client.planning.warm_up import WarmUp
 from hapi.client.recheck import Recheck
-from hapi.client.settings import SessionSettings
+from hapi.client.settings import SessionSettings, WireCodec
 from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
 from hapi.config.settings import checked
@@ -96,11 +97,13 @@ class Session(Closing):
         """Batches of the epoch that was asked for last, in its order."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         buffers = BufferPool(pinned=self.device.type == "cuda")
-        self.keeping = Keeping(settings, job_context, buffers, tracer)
-        """Caches of this side."""
         one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
+        wire_codec: WireCodec = "none" if one_machine else settings.wire_codec
+        tried = TriedCodecs(wire_codec, settings.cache_codec)
+        self.keeping = Keeping(settings, job_context, buffers, tried, tracer)
+        """Caches of this side."""
         self._warm_up = WarmUp(self._servers)
-        self.codecs = WireCodecs("none" if one_machine else settings.wire_codec)
+        self.codecs = WireCodecs(wire_codec, tried)
         """Encodings of features on the wire."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
@@ -124,6 +127,7 @@ class Session(Closing):
             self.meter,
             self.keeping,
             self.codecs,
+            tried,
             buffers,
             self.planning,
             self.recheck,
@@ -281,6 +285,7 @@ class Session(Closing):
             codecs=self.keeping.codecs,
             wire_codecs=self.codecs.costs,
             asked=self.meter.snapshot if server_keeps else None,
+            server_room=lambda: self.keeping.server_room,
         )
         return ReuseChooser(
             facts,

@@ -172,9 +172,10 @@ class Service:
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def version(self) -> dict[str, Any]:
-        """Versions of Hapi, of the wire and of the code that computes features here, what that is, and the ids of this
-        process and of the processors that it runs on.
+        """Versions of Hapi, of the wire and of the code that computes features here, what that is, the ids of this
+        process and of the processors that it runs on, and the room of its cache of features.
         """
+        caches = self.sharing.caches
         return {
             "hapi": __version__,
             "wire": WIRE_VERSION,
@@ -182,6 +183,7 @@ class Service:
             "code": self.code,
             "machine": machine_id(),
             "computes": self.workers.arithmetic,
+            **({} if caches is None else {"cache": caches.room.to_json()}),
         }
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.feature_tools import COUNT, features_at, found, put
+from support.feature_tools import COUNT, KEY, OTHER, features_at, found, put
 
 from hapi.cache import disk_rates
+from hapi.cache import folder as folder_module
 from hapi.cache.disk_rates import DiskRates, RateMeter, measure_disk
+from hapi.cache.features import FeatureCache
+from hapi.cache.folder import CacheFolder
+from hapi.wire.labels import SINGLE
 
 
 def test_a_rate_is_that_of_the_last_stretch() -> None:
@@ -43,6 +47,24 @@ def test_a_cache_measures_while_it_is_used(tmp_path: Path, monkeypatch: pytest.M
         for _ in range(50):
             found(cache)
         assert cache.rates().read is not None
+
+
+def test_a_folder_is_probed_once_for_all_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = []
+
+    def probe(path: Path) -> DiskRates:
+        probed.append(path)
+        return DiskRates(5.0, 3.0)
+
+    monkeypatch.setattr(folder_module, "measure_disk", probe)
+    folder = CacheFolder.open(tmp_path, 1 << 20)
+    with FeatureCache(folder, KEY, COUNT, SINGLE) as one, FeatureCache(folder, OTHER, COUNT, SINGLE) as two:
+        assert one.probed_rates() == two.probed_rates() == DiskRates(5.0, 3.0)
+        assert one.rates() == DiskRates(None, None) and probed == [tmp_path]
+        put(one, range(COUNT))
+        one.flush()
+        rates = one.probed_rates()
+        assert rates.read == 5.0 and rates.write == one.rates().write != 3.0, "what is used tells more"
 
 
 def test_the_rate_of_writing_is_that_of_whole_segments(

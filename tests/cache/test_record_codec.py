@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.encoded_tools import ROW_BYTES, encoded_at, put_rows, rectified
 
-from hapi.cache import features
+from hapi.cache import folder
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.writing import record_codec
 from hapi.cache.writing.record_codec import PassTimes, RecordCodec
@@ -64,6 +65,19 @@ def test_what_never_shrinks_asks_for_no_disk() -> None:
     assert codec.at(noise) == "none" and codec.figures
 
 
+def test_a_sample_from_elsewhere_is_what_a_plan_may_choose_from_until_rows_come() -> None:
+    tried = codec_of("auto", SLOW)
+    tried.at(ROWS)
+    guessed = tuple(replace(found, ratio=7.0) for found in tried.figures)
+    codec = codec_of("auto", SLOW)
+    codec.expect(guessed)
+    codec.follow("planes")
+    assert codec.at(ROWS[:1]) == "planes" and codec.figures == guessed
+    assert codec.at(ROWS) == "planes" and all(found.ratio != 7 for found in codec.figures)
+    codec.expect(guessed)
+    assert codec.figures != guessed, "what was measured on rows counts"
+
+
 def test_a_named_one_is_taken_from_the_beginning() -> None:
     codec = codec_of("planes", FAST)
     assert codec.at(ROWS[:1]) == "planes"
@@ -91,7 +105,7 @@ def test_a_cache_tells_how_it_is_stored(tmp_path: Path, monkeypatch: pytest.Monk
         probes.append(path)
         return SLOW
 
-    monkeypatch.setattr(features, "measure_disk", probe)
+    monkeypatch.setattr(folder, "measure_disk", probe)
     with encoded_at(tmp_path, "auto") as cache:
         assert cache.stored_as() is None
         put_rows(cache, range(32))

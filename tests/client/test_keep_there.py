@@ -24,6 +24,7 @@ from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
+from hapi.wire.cache_room import CacheRoom
 
 SAMPLES, LAST = 96, 6
 RUN: dict[str, Any] = {
@@ -57,6 +58,16 @@ def test_what_answers_tell_of_the_servers_cache(asked: int, kept: int, share: fl
     found = facts_of(answered(asked, kept))()
     assert found.server == Storage(bytes=room, read=READ_RATE, write=WRITE_RATE)
     assert found.server_share(CUT) == pytest.approx(share) and found.client is None
+
+
+def test_a_server_tells_its_room_and_the_rates_of_its_disk() -> None:
+    told = CacheRoom(bytes=7 * 10**9, read=3_000_000, write=2_000_000)
+    found = facts_of(answered(60, 0), server_room=lambda: told)().server
+    assert found == Storage(bytes=7 * 10**9, read=3e6, write=2e6)
+    unmeasured = facts_of(answered(60, 0), server_room=lambda: CacheRoom(bytes=5))().server
+    assert unmeasured == Storage(bytes=5, read=READ_RATE, write=WRITE_RATE)
+    full = facts_of(answered(240, 30), server_room=lambda: told)().server
+    assert full is not None and full.bytes == 0, "its answers count for more"
 
 
 def test_trainers_fill_together_and_views_are_more_samples() -> None:
@@ -169,11 +180,14 @@ def test_a_run_follows_the_choice_and_reports_it(
         reference = train(service, split=LAST)
     with keeping_service(store, tmp_path / "there") as service:
         assert service.document("/v1/datasets/blobs")["keeps_features"]
+        room = CacheRoom.from_json(service.version()["cache"])
         report, weights = train(service, **planned, **here)
         assert service.sharing.counts.all()["computed"] == SAMPLES
     assert of_epochs(report, "loss") == of_epochs(reference[0], "loss")
     assert all(torch.equal(weights[name], value) for name, value in reference[1].items())
     reuse = report["plan"]["reuse"]
+    there = reuse["facts"]["server"]
+    assert (there["bytes"], there["read"], there["write"]) == (room.bytes, room.read, room.write)
     assert reuse["mode"] == "keep there" and reuse["prices"] == {"egress": 1.0, "server": 2.0, "trainer": 0.0}
     assert of_epochs(report, "server_kept_samples") == [0, SAMPLES, SAMPLES]
     assert of_epochs(report, "keeping") == ["keep there"] * 3

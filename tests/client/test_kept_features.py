@@ -18,11 +18,12 @@ from support.kept_tools import JOB, LAST, SAMPLES, Counting, check_same, kept_se
 from support.local_job import Interrupting, Silent, open_session
 
 from hapi.cache import catalog as cache_catalogue
-from hapi.cache import features as cached_features
+from hapi.cache import folder as cache_folder
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.features import FeatureCache
 from hapi.cache.writing import line, record_codec
 from hapi.client.caching import filling
+from hapi.client.planning.cache_facts import READ_RATE, WRITE_RATE
 from hapi.client.session import Session
 from hapi.codecs.names import EXACT
 from hapi.errors import UsageError
@@ -225,15 +226,17 @@ def test_auto_encodes_for_a_disk_that_is_slower_than_the_training(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int | str
 ) -> None:
     monkeypatch.setattr(record_codec, "ENOUGH_BYTES", 1)
-    monkeypatch.setattr(cached_features, "measure_disk", lambda folder: DiskRates(100.0, 100.0))
+    monkeypatch.setattr(cache_folder, "measure_disk", lambda folder: DiskRates(100.0, 100.0))
     reference = train(service, None, split=split)
     found = train(service, tmp_path, split=split, cache="on", cache_memory=0)
     check_same(reference, found)
     (chosen,) = found[0]["cache"]["codecs"]
     assert chosen["codec"] in EXACT and len(chosen["measured"]) == len(EXACT)
     if split == "auto":
-        (known,) = found[0]["plan"]["reuse"]["facts"]["codecs"]
-        assert known["cut"] == LAST and known["codecs"]
+        facts = found[0]["plan"]["reuse"]["facts"]
+        known = {at["cut"]: at["codecs"] for at in facts["codecs"]}
+        assert sorted(known) == list(range(1, LAST + 1)) and all(map(len, known.values()))
+        assert (facts["client"]["read"], facts["client"]["write"]) != (READ_RATE, WRITE_RATE)
 
 
 def test_two_jobs_fill_one_key_in_turns(service: Service, tmp_path: Path) -> None:

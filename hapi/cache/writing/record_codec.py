@@ -71,7 +71,14 @@ class RecordCodec:
         self.name: Codec = NONE if self._auto or not self._codecs else self._codecs[0]
         """Codec of the records that are written now."""
         self.figures: tuple[CodecFigures, ...] = ()
-        """Those of the codecs that may be taken, once they were measured."""
+        """Those of the codecs that may be taken, once they were tried; here or on a sample elsewhere."""
+        self._measured_here = False
+
+    def expect(self, figures: tuple[CodecFigures, ...]) -> None:
+        """Begin with what codecs did on a sample of such features, until they are tried on rows that come."""
+        with self._lock:
+            if not self._measured_here:
+                self.figures = figures
 
     def at(self, rows: Bytes, times: PassTimes | None = None) -> Codec:
         """Return the codec for ``rows``, which may be the ones that codecs are tried on.
@@ -85,8 +92,8 @@ class RecordCodec:
         with self._lock:
             self._times = times or self._times
             self._seen += rows.nbytes
-            if not self.figures and self._seen >= ENOUGH_BYTES:
-                self.figures = self._measured(rows)
+            if not self._measured_here and self._seen >= ENOUGH_BYTES:
+                self.figures, self._measured_here = self._measured(rows), True
             if self._auto and self.figures and not self._planned:
                 self.name = self._chosen()
             return self.name

@@ -24,6 +24,7 @@ from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key,
 from hapi.client.caching.sources import PassFeatures, in_part
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
@@ -34,6 +35,7 @@ from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.reuse.facts import CutCodecs
 from hapi.profiler.reuse.job_cost import Mode
 from hapi.trace import Tracer
+from hapi.wire.cache_room import CacheRoom
 from hapi.wire.references import DatasetReference
 
 log = logging.getLogger("hapi.client")
@@ -51,16 +53,21 @@ class Keeping(Closing):
     """Samples and features that a session keeps on this side. Not thread-safe, but what it hands out is."""
 
     def __init__(
-        self, settings: SessionSettings, job_context: JobContext, buffers: BufferPool, tracer: Tracer
+        self,
+        settings: SessionSettings,
+        job_context: JobContext,
+        buffers: BufferPool,
+        tried: TriedCodecs,
+        tracer: Tracer,
     ) -> None:
-        """Open the caches that ``job_context`` has a folder for.
+        """Open the caches that ``job_context`` has a folder for; ``tried`` tells of cuts that nothing was kept at yet.
 
         Raises:
             UsageError: features are to be kept in any case, and may not be.
             HapiError: the folder cannot be used, or a server does not tell what computes its features.
         """
         self._settings, self._job_context = settings, job_context
-        self._buffers, self._tracer = buffers, tracer
+        self._buffers, self._tried, self._tracer = buffers, tried, tracer
         self._always = settings.cache == "on"
         self.samples: Mapping[DatasetReference, SampleCache] = open_caches(job_context)
         """Caches of stored samples that may be used, by dataset."""
@@ -78,6 +85,8 @@ class Keeping(Closing):
         """Layer whose outputs are kept."""
         self.fills = self._always or settings.epochs > 1
         """True while features that are computed are kept."""
+        self._codec: str | None = None
+        """Codec that the plan has chosen for what is kept; None before there is a plan."""
         self._part = 1.0
         """Part of the samples that is kept and read: more may be read more slowly than it is computed."""
         self._reads = True
@@ -163,7 +172,7 @@ class Keeping(Closing):
             taken = sum(cache.memory_bytes for cache in self._features.values())
             smallest = min(FEWEST_ROWS, self._settings.bs)
             description = context.held_out if validation else context.description
-            self._features[key.digest] = FeatureCache(
+            cache = self._features[key.digest] = FeatureCache(
                 context.cache_folder,
                 key,
                 description.count,
@@ -173,6 +182,10 @@ class Keeping(Closing):
                 codec=self._settings.cache_codec,
                 reads=max(1, self._settings.epochs - 1),
             )
+            if figures := self._tried.at(key.cut, self._settings.cache_codec, records=True):
+                cache.codec.expect(figures)
+            if self._codec is not None:
+                cache.codec.follow(self._codec)
         return self._features[key.digest]
 
     def _computers(self) -> str:
@@ -192,7 +205,7 @@ class Keeping(Closing):
         self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
         self._part = 1.0
         if reuse.mode == "keep here":
-            self.cut, self._part = reuse.cut, reuse.choice.limit
+            self.cut, self._part, self._codec = reuse.cut, reuse.choice.limit, reuse.codec
             for cache in self._features.values():
                 cache.codec.follow(reuse.codec)
 
@@ -230,21 +243,35 @@ class Keeping(Closing):
 
     def codecs(self) -> tuple[CutCodecs, ...]:
         """Return the codecs of kept features of training samples, by cut: the one of most that are kept, if any, else
-        those that may be taken.
+        those that may be taken. Those of cuts that nothing was kept at were tried on a sample.
         """
-        found = []
+        wanted, found = self._settings.cache_codec, []
+        on = None if wanted == "auto" else wanted
         for cut, cache in self.training_features().items():
             kept = cache.stored_as()
             if kept is not None and cache.share(self._job_context.training_ids) > 0.5:
                 found.append(CutCodecs.measured(cut, (kept,), on=kept.name))
             elif cache.codec.figures:
-                on = None if self._settings.cache_codec == "auto" else cache.codec.name
                 found.append(CutCodecs.measured(cut, cache.codec.figures, on))
+        met = {at.cut for at in found}
+        found += [
+            CutCodecs.measured(cut, figures, on)
+            for cut in self._tried.cuts
+            if cut not in met and (figures := self._tried.at(cut, wanted, records=True))
+        ]
         return tuple(found)
 
     def rates(self) -> DiskRates:
-        """Return the measured rates of the disk that features of training samples are kept on."""
-        return next((cache.rates() for cache in self.training_features().values()), DiskRates(None, None))
+        """Return the rates of the disk that features of training samples are kept on, as measured or by a probe."""
+        caches = self.training_features().values()
+        return next((cache.probed_rates() for cache in caches), DiskRates(None, None))
+
+    @property
+    def server_room(self) -> CacheRoom | None:
+        """Room of all servers together, by the slowest of their disks; None when one does not tell."""
+        told = [server.room for server in self._codes or ()]
+        rooms = [room for room in told if room is not None]
+        return CacheRoom.together(rooms) if rooms and len(rooms) == len(told) else None
 
     @property
     def mode(self) -> Mode:

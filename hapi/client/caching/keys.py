@@ -31,6 +31,7 @@ from hapi.models.graph.numbering import Layer
 from hapi.models.graph.user_code import unread_layer
 from hapi.text import printable
 from hapi.wire import messages
+from hapi.wire.cache_room import CacheRoom
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
 from hapi.wire.transport.http import Transport
 
@@ -59,6 +60,8 @@ class ServerCode:
     """True when it did not answer."""
     computes: str = ""
     """Devices and libraries, for people; empty when it does not tell."""
+    room: CacheRoom | None = None
+    """Room of its cache of features; None when it does not tell, or has none."""
 
 
 def codes_of(job_context: JobContext) -> tuple[ServerCode, ...]:
@@ -98,9 +101,8 @@ def _told_by(transport: Transport, datasets: Iterable[DatasetReference]) -> Serv
     if code is None:
         return ServerCode(transport.url, None)
     changed = [known.name for known in datasets if not _is_as_indexed(transport, known)]
-    return ServerCode(
-        transport.url, code, tuple(changed), computes=printable(str(document.get("computes", "")), 200)
-    )
+    computes = printable(str(document.get("computes", "")), 200)
+    return ServerCode(transport.url, code, tuple(changed), computes=computes, room=_room(document))
 
 
 def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
@@ -112,6 +114,13 @@ def _code(document: Any) -> str | None:
     found = document.get("code") if isinstance(document, dict) else None
     try:
         return None if found is None else check_digest(found, "code")
+    except BadRequestError:
+        return None
+
+
+def _room(document: dict[str, Any]) -> CacheRoom | None:
+    try:
+        return CacheRoom.from_json(document["cache"]) if "cache" in document else None
     except BadRequestError:
         return None
 

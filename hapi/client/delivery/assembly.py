@@ -14,6 +14,7 @@ from hapi.client.delivery.frozen_layers import FrozenLayers
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.prefetcher import Batch, Fetched
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.memory import to_device
 from hapi.client.planning.counts import Kind
 from hapi.client.planning.meter import Meter
@@ -40,6 +41,7 @@ class Assembly:
         job_context: JobContext,
         layers: FrozenLayers,
         buffers: BufferPool,
+        tried: TriedCodecs,
         *,
         check_overflow: bool,
         planned: bool,
@@ -50,11 +52,12 @@ class Assembly:
             job_context: the session's.
             layers: those of this side.
             buffers: host memory for features to keep.
+            tried: takes samples of what layers give in batches that are timed layer by layer.
             check_overflow: refuse features, computed here in fp16, that are not finite.
             planned: wait for the device before the training step, so that each has its own seconds.
         """
         self._device, self._last_split = job_context.device, job_context.last_split
-        self._layers, self._buffers = layers, buffers
+        self._layers, self._buffers, self._tried = layers, buffers, tried
         self._check_overflow, self._planned = check_overflow, planned
         self._dtype = job_context.model.output_dtypes()[self._last_split]
 
@@ -115,7 +118,7 @@ class Assembly:
         if start == stop:
             return to_device(features, self._device)
         suffix = self._layers.suffix(start, stop)
-        timed = None if seconds is None else self._layers.timed(start, stop)
+        timed = None if seconds is None else self._layers.timed(start, stop, self._tried)
         output = suffix(features, timed)
         if self._check_overflow:
             check_finite(output, ids, f"features of layer {stop}, computed here,", "fp16")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from hapi.client.job_context import JobContext
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
 from hapi.models.graph.segment import Segment
 from hapi.profiler.timing import TimedLayers, layer_segments
@@ -43,8 +46,13 @@ class FrozenLayers:
             )
         return self._suffixes[start, stop]
 
-    def timed(self, start: int, stop: int) -> TimedLayers:
-        """Return the same layers in a form that times each; after :meth:`suffix`."""
+    def timed(self, start: int, stop: int, tried: TriedCodecs) -> TimedLayers:
+        """Return the same layers in a form that times each, and has codecs ``tried``; after :meth:`suffix`."""
         if (start, stop) not in self._layers:
             self._layers[start, stop] = layer_segments(self._job_context.frozen, start, stop)
-        return TimedLayers(self._layers[start, stop], self._job_context.device)
+
+        def look(number: int, output: torch.Tensor) -> None:
+            """Take a sample of a layer's output."""
+            tried.look(start + number + 1, output)
+
+        return TimedLayers(self._layers[start, stop], self._job_context.device, look)

@@ -26,6 +26,7 @@ from hapi.client.loading.link_stats import LinkMeter, Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Batch
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import EVEN_ROWS, MemoryBudget
 from hapi.client.planning.controller import SplitController
@@ -53,6 +54,7 @@ class Passes:
         meter: Meter,
         keeping: Keeping,
         codecs: WireCodecs,
+        tried: TriedCodecs,
         buffers: BufferPool,
         planning: SplitController | None,
         recheck: Recheck | None,
@@ -63,11 +65,13 @@ class Passes:
         self._device = job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
         self._codecs, self._buffers, self._learned = codecs, buffers, Learned()
+        self._tried = tried
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
         self._assembly = Assembly(
             job_context,
             self._layers,
             self._buffers,
+            tried,
             check_overflow=settings.frozen_precision == "fp16" and settings.check_features == "on",
             planned=planning is not None,
         )
@@ -167,6 +171,7 @@ class Passes:
                             finish(self._device)
                     finally:  # also when the loop is left here
                         report.step_seconds += time.monotonic() - stepping
+                        self._tried.measure()
                         self._keep(source, computed)
                         del computed
                 finally:
@@ -198,7 +203,9 @@ class Passes:
         )
 
     def _job(self, splits: Splits, number: int, epoch: int) -> ExtractionJob:
-        return self._codecs.encoded(splits.open(number).at(self._settings.seed, epoch))
+        job = splits.open(number).at(self._settings.seed, epoch)
+        reuse = None if self._planning is None else self._planning.reuse
+        return self._codecs.encoded(job, None if reuse is None else reuse.choice)
 
     def _loading(self, splits: Splits, report: PassReport, source: PassFeatures | None) -> PassLoading:
         settings, planning = self._settings, self._planning

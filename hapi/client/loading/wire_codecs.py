@@ -1,7 +1,8 @@
 """Encodings of features on the wire: the one that the user named, or what measurement finds worth it.
 
-``auto`` encodes nothing in the first epoch, which shows the link and what each side does for a sample. Then the exact
-codecs are tried on features of each split that batches come at, and the one with the shortest pipeline is asked for.
+``auto`` encodes nothing until there is a plan, which knows the link, what each side does for a sample and what the
+exact codecs did on samples of each cut. From the second epoch on they are tried on features of each split that batches
+come at, and the one with the shortest pipeline is asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.settings import WireCodec
 from hapi.codecs.choose import CodecFigures, Route, choose
 from hapi.codecs.measure import measure
@@ -24,6 +26,7 @@ from hapi.codecs.names import CODECS, EXACT, LOSSY, NONE, Codec
 from hapi.errors import BadRequestError
 from hapi.models.tensors import tensor_bytes
 from hapi.profiler.reuse.facts import CutCodecs
+from hapi.profiler.reuse.job_cost import Choice
 from hapi.wire import messages
 from hapi.wire.frames import codec_fits
 
@@ -40,9 +43,9 @@ FASTEST_LINK = 2e9
 class WireCodecs:
     """Codecs of a session's requests. Thread-safe."""
 
-    def __init__(self, wanted: WireCodec) -> None:
-        """Encode as ``wanted`` says: the setting ``wire_codec``."""
-        self._wanted = wanted
+    def __init__(self, wanted: WireCodec, tried: TriedCodecs | None = None) -> None:
+        """Encode as ``wanted`` says: the setting ``wire_codec``. ``tried`` tells of splits that were not met yet."""
+        self._wanted, self._tried = wanted, tried or TriedCodecs()
         self._named: Codec | None = next((codec for codec in CODECS if codec == wanted), None)
         self._lock = threading.Lock()
         self._older: set[str] = set()
@@ -59,8 +62,12 @@ class WireCodecs:
         self._open = self._named != NONE and (self._named is not None or epoch > 0)
         self._considered = set()
 
-    def encoded(self, job: ExtractionJob) -> ExtractionJob:
-        """Return ``job`` with the codec for its split."""
+    def encoded(self, job: ExtractionJob, planned: Choice | None = None) -> ExtractionJob:
+        """Return ``job`` with the codec for its split: that of the ``planned`` choice where none was chosen yet."""
+        if planned is not None and planned.split == job.split and self._named is None:
+            name = next(codec for codec in CODECS if codec == planned.wire.name)
+            if name != NONE:
+                self._chosen.setdefault(job.split, name)
         codec = self._chosen.get(job.split, NONE) if self._named is None else self._named
         if not job.split or codec == NONE or not codec_fits(codec, _name(job.dtype)):
             return job
@@ -138,16 +145,18 @@ class WireCodecs:
 
         The seconds of one that is on from the beginning are in what both sides' own work took.
         """
-        known = sorted(self._figures.items())
-        if self._named is not None:
-            known = [
-                (split, tuple(replace(f, encode_rate=math.inf, decode_rate=math.inf) for f in figures))
-                for split, figures in known
-            ]
-        return tuple(
-            CutCodecs.measured(split, figures, on=self._named or self._chosen.get(split, NONE))
-            for split, figures in known
-        )
+        found = []
+        for split in sorted({*self._tried.cuts, *self._figures}):
+            met = self._figures.get(split)
+            figures = self._tried.at(split, self._wanted) if met is None else met
+            if not figures:
+                continue
+            if self._named is not None:
+                figures = tuple(replace(f, encode_rate=math.inf, decode_rate=math.inf) for f in figures)
+            # A plan may choose at splits that no choice was made for.
+            on = self._named or self._chosen.get(split, None if met is None else NONE)
+            found.append(CutCodecs.measured(split, figures, on=on))
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, for a run's report."""

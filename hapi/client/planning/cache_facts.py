@@ -10,11 +10,12 @@ from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
 from hapi.client.planning.counts import Snapshot
 from hapi.profiler.reuse.facts import CutCodecs, KeptShare, ReuseFacts, Storage
+from hapi.wire.cache_room import CacheRoom
 
 READ_RATE, WRITE_RATE = 500e6, 200e6
 """Bytes per second of a disk that was not measured: a plain SSD."""
 SERVER_BYTES = 100 * 10**9
-"""Bytes that a server is taken to keep, as it does not tell: the most that one takes by itself."""
+"""Bytes that a server is taken to keep that does not tell: the most that one takes by itself."""
 _REPEATED, _KEPT = 0.1, 0.9
 """A server that was asked again for so much of the data, and had kept less than this part of it, keeps no more."""
 
@@ -56,6 +57,8 @@ class CacheFacts:
     """Codecs measured on what crosses."""
     asked: Callable[[], Snapshot] | None = None
     """Counts of what servers that keep features were asked for; None where they keep none."""
+    server_room: Callable[[], CacheRoom | None] = lambda: None
+    """Room that these servers told; None from older ones."""
 
     def __call__(self) -> ReuseFacts:
         """Return the facts as they are now."""
@@ -88,11 +91,12 @@ class CacheFacts:
         )
 
     def _server_facts(self) -> tuple[Storage | None, tuple[KeptShare, ...]]:
-        """The servers' cache as their answers show it: they keep what they were asked for, until they do not."""
+        """The servers' cache as they and their answers tell: they keep what they were asked for, until they do not."""
         if self.asked is None:
             return None, ()
         shares: list[KeptShare] = []
-        samples, room = max(1, len(self.ids)) * self.views, SERVER_BYTES
+        told = self.server_room() or CacheRoom(bytes=SERVER_BYTES)
+        samples, room = max(1, len(self.ids)) * self.views, told.bytes
         for split, counts in sorted(self.asked().items()):
             # Every trainer of the job asks for as much.
             asked, kept = (self.trainers * n for n in (counts.traffic.keepable, counts.traffic.kept))
@@ -102,4 +106,5 @@ class CacheFacts:
             if repeated > _REPEATED * samples and kept < _KEPT * repeated:
                 room, share = 0, kept / repeated
             shares.append(KeptShare(cut=split, share=share))
-        return Storage(bytes=room, read=READ_RATE, write=WRITE_RATE), tuple(shares)
+        storage = Storage(bytes=room, read=told.read or READ_RATE, write=told.write or WRITE_RATE)
+        return storage, tuple(shares)

@@ -46,6 +46,7 @@ from hapi.server.scheduling.admission import REASONS
 from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus, Failure
 from hapi.wire import messages, schemas
+from hapi.wire.cache_room import MOST_BYTES, MOST_RATE, CacheRoom
 from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
 from hapi.wire.held_out import PART
 from hapi.wire.references import MAX_SEED
@@ -308,7 +309,9 @@ def _state(word: str) -> Schema:
 
 def _version() -> Schema:
     known = {"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST, "computes": TEXT}
-    return record({**known, "machine": TEXT})
+    rate = whole(1, MOST_RATE)
+    room = of_class(CacheRoom, {"bytes": whole(0, MOST_BYTES), "read": rate, "write": rate}, optional=True)
+    return record({**known, "machine": TEXT, "cache": room}, ("cache",))
 
 
 def _dataset_list() -> Schema:

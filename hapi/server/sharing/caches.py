@@ -21,6 +21,7 @@ from hapi.cache.writing.line import WriterLine
 from hapi.closing import Closing
 from hapi.codecs.names import CacheCodec
 from hapi.errors import HapiError
+from hapi.wire.cache_room import MOST_RATE, CacheRoom
 from hapi.wire.labels import LabelForm
 
 log = logging.getLogger("hapi.server")
@@ -80,6 +81,15 @@ class FeatureCaches(Closing):
         """
         with self._used(key, count, form) as entry:
             yield None if entry is None else entry.cache
+
+    @property
+    def room(self) -> CacheRoom:
+        """Room of the folder, and the rates of its disk: of the key that was used last, or of a probe."""
+        with self._lock:
+            newest = next(reversed(self._open.values()), None)
+        rates = self.folder.probed_rates() if newest is None else newest.cache.probed_rates()
+        read, write = (None if rate is None else max(1, round(min(rate, MOST_RATE))) for rate in rates)
+        return CacheRoom(bytes=self.folder.budget, read=read, write=write)
 
     def put(
         self, key: FeatureKey, count: int, form: LabelForm, ids: IntArray, features: Bytes, labels: LabelArray

@@ -113,6 +113,7 @@ def make_sharing(settings: ServiceSettings, host_budget: int, code: str, workers
                 "give a larger --cos-batch, or none"
             )
         folder = CacheFolder.open(settings.cache_dir, settings.cache_size, "--cache-dir")
+        folder.probed_rates()  # before the first client asks for them
         made_with = f"{workers.arithmetic}; passes of {SOUND_SAMPLES} samples or more"
         caches = FeatureCaches(folder, settings.cache_memory, codec=settings.cache_codec, made_with=made_with)
     table = SharingTable(shared_bytes(settings.share_memory, host_budget))
