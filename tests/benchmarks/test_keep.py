@@ -21,11 +21,13 @@ from benchmarks.keep.filling import RUNS as FILLS
 from benchmarks.keep.filling import counted_forecast, fill_table
 from benchmarks.keep.grid import HELD, TRIAL, KeepCell, codecs_of, recorded, world_of
 from benchmarks.keep.judging import best_of, every_choice, judge
+from benchmarks.keep.machines import Machines
 from benchmarks.keep.one_machine import RUNS as MACHINES
 from benchmarks.keep.one_machine import errors_of, machine_table
 from benchmarks.keep.slow_folder import slow_folder, why_not
 from benchmarks.keep.whole_job import replay
 from hapi.profiler.profile import Job
+from hapi.profiler.reuse.facts import RAW
 
 CELL = KeepCell(
     model="resnet18", bs=64, bandwidth=15e6, epochs=10, disk="150 MB/s", room=4.0, memory=False, codecs=True,
@@ -68,6 +70,23 @@ def test_a_cell_is_judged_by_replays(small: None) -> None:
     assert found["kind"] == "choice" and found["cell"] == CELL.key and found["mode"] == "keep here"
     assert 0 < found["best"] <= min(found["planned"], found["run"]) and found["run_choices"]
     assert found["planned_bytes"][0] <= found["budget"][0]
+
+
+def test_a_run_begins_with_estimates_that_are_off_and_pays_what_is_true(small: None) -> None:
+    world = world_of(CELL)
+    codecs = codecs_of(CELL.model, world.profile.last_split, CELL.speed)
+    for at in codecs:
+        guessed = judging.estimated(at)
+        assert guessed == judging.estimated(at) != at and guessed.cut == at.cut
+        for guess, true in zip(guessed.codecs, at.codecs, strict=True):
+            assert guess.name == true.name and guess.ratio >= 1
+            assert abs(guess.ratio / true.ratio - 1) <= judging.RATIO_ERROR + 1e-9
+            assert abs(guess.encode / true.encode - 1) <= judging.RATE_ERROR + 1e-9
+    machines = Machines(world.profile, world.job, world.client, world.server)
+    choice = judging.RunPolicy(world, codecs)(machines, 0)
+    true_codecs = [RAW, *(codec for at in codecs for codec in at.codecs)]
+    assert choice.codec in true_codecs and choice.wire in true_codecs
+    assert {choice.codec, choice.wire} != {RAW}, "one was chosen that was never tried on much"
 
 
 def test_nothing_better_is_left_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
