@@ -269,9 +269,9 @@ class Keeping(Closing):
     @property
     def server_room(self) -> CacheRoom | None:
         """Room of all servers together, by the slowest of their disks; None when one does not tell."""
-        told = [server.room for server in self._codes or ()]
-        rooms = [room for room in told if room is not None]
-        return CacheRoom.together(rooms) if rooms and len(rooms) == len(told) else None
+        servers = self._codes or ()
+        rooms = [server.room for server in servers if server.room is not None]
+        return CacheRoom.together(rooms) if rooms and len(rooms) == len(servers) else None
 
     @property
     def mode(self) -> Mode:

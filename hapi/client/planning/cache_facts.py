@@ -95,8 +95,8 @@ class CacheFacts:
         if self.asked is None:
             return None, ()
         shares: list[KeptShare] = []
-        told = self.server_room() or CacheRoom(bytes=SERVER_BYTES)
-        samples, room = max(1, len(self.ids)) * self.views, told.bytes
+        announced = self.server_room() or CacheRoom(bytes=SERVER_BYTES)
+        samples, room = max(1, len(self.ids)) * self.views, announced.bytes
         for split, counts in sorted(self.asked().items()):
             # Every trainer of the job asks for as much.
             asked, kept = (self.trainers * n for n in (counts.traffic.keepable, counts.traffic.kept))
@@ -106,5 +106,5 @@ class CacheFacts:
             if repeated > _REPEATED * samples and kept < _KEPT * repeated:
                 room, share = 0, kept / repeated
             shares.append(KeptShare(cut=split, share=share))
-        storage = Storage(bytes=room, read=told.read or READ_RATE, write=told.write or WRITE_RATE)
+        storage = Storage(bytes=room, read=announced.read or READ_RATE, write=announced.write or WRITE_RATE)
         return storage, tuple(shares)
