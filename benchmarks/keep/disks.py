@@ -107,7 +107,7 @@ class CacheAtWork:
         self.last_kept = 0.0
         """Time at which a row was kept last."""
         self.rate = RateMeter()
-        self.reading = RateMeter()
+        self.reading = RateMeter(lambda: clock.now)
         self._segment_bytes = min(SEGMENT_BYTES, budget // SEGMENTS)
         self._segment = 0.0
         """Bytes in the open segment."""
@@ -160,17 +160,22 @@ class CacheAtWork:
         from_disk = [row for row in rows if not shelf.in_memory[row]]
         copied = (len(rows) - len(from_disk)) * shelf.content / MEMORY_RATE
         stored = sum(map(shelf.stored.__getitem__, from_disk))
-        began = self._clock.now
 
         def arrived() -> None:
             """Note the rate, and hold what was read in memory."""
-            self.reading.add(int(stored), self._clock.now - began)
+            self.reading.end(int(stored))
             self._remember(from_disk, shelf)
             then()
 
         if from_disk:
             nbytes = stored + len(from_disk) * _HEAD
-            self._cores.use(copied, lambda: self.disk.read(nbytes, arrived))
+
+            def begun() -> None:
+                """Read."""
+                self.reading.begin()
+                self.disk.read(nbytes, arrived)
+
+            self._cores.use(copied, begun)
         else:
             self._cores.use(copied, then)
 

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,9 +31,11 @@ class DiskRates(NamedTuple):
 class RateMeter:
     """Rate of the last stretch of transfers. Thread-safe."""
 
-    def __init__(self) -> None:
-        """Begin without a measurement."""
-        self._lock = threading.Lock()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without a measurement; ``clock`` returns seconds."""
+        self._lock, self._clock = threading.Lock(), clock
+        self._under_way, self._counted = 0, 0.0
+        """Transfers that have begun and not ended, and the time up to which their seconds were counted."""
         self._parts: deque[tuple[int, float]] = deque()
         self._bytes = 0
         self._seconds = 0.0
@@ -40,13 +43,30 @@ class RateMeter:
     def add(self, nbytes: int, seconds: float) -> None:
         """Count a transfer; one of no bytes (a wait for the disk) belongs to those before it."""
         with self._lock:
-            self._parts.append((nbytes, seconds))
-            self._bytes += nbytes
-            self._seconds += seconds
-            while self._bytes - self._parts[0][0] >= STRETCH_BYTES:
-                first, took = self._parts.popleft()
-                self._bytes -= first
-                self._seconds -= took
+            self._add(nbytes, seconds)
+
+    def begin(self) -> None:
+        """Note that a transfer begins, in any thread; :meth:`end` must follow."""
+        with self._lock:
+            if not self._under_way:
+                self._counted = self._clock()
+            self._under_way += 1
+
+    def end(self, nbytes: int) -> None:
+        """Count a transfer that ends: time in which several are under way, one behind the other, counts once."""
+        with self._lock:
+            self._under_way -= 1
+            before, self._counted = self._counted, self._clock()
+            self._add(nbytes, self._counted - before)
+
+    def _add(self, nbytes: int, seconds: float) -> None:
+        self._parts.append((nbytes, seconds))
+        self._bytes += nbytes
+        self._seconds += seconds
+        while self._bytes - self._parts[0][0] >= STRETCH_BYTES:
+            first, took = self._parts.popleft()
+            self._bytes -= first
+            self._seconds -= took
 
     @property
     def rate(self) -> float | None:

@@ -190,9 +190,13 @@ class RecordCache(Closing):
         """
         heads = np.empty((len(ids), HEAD_WORDS + self._form.words), dtype=np.uint64)
         bounds = list(zip(starts.tolist(), (starts + locations.length).tolist(), strict=True))
-        began = time.monotonic()
-        read = self._read(locations, byte_rows(heads), out.data, bounds)
-        self._reading.add(int(locations.length[read].sum(dtype=np.int64)), time.monotonic() - began)
+        came = 0
+        self._reading.begin()
+        try:
+            read = self._read(locations, byte_rows(heads), out.data, bounds)
+            came = int(locations.length[read].sum(dtype=np.int64))
+        finally:
+            self._reading.end(came)
         sound: Flags = read & (heads[:, 0] == checksums(heads, out.data, bounds, self._seed))
         if codecs is None:
             codecs = np.zeros(len(ids), dtype=np.uint8)

@@ -36,10 +36,10 @@ class TimedLayers:
         self,
         layers: Sequence[Segment],
         device: torch.device,
-        look: Callable[[int, torch.Tensor], None] = lambda number, output: None,
+        observe: Callable[[int, torch.Tensor], None] = lambda number, output: None,
     ) -> None:
-        """Time ``layers``; ``look`` is told each one's number from 0 and its output, which it may not keep."""
-        self._layers, self._look = layers, look
+        """Time ``layers``; ``observe`` is told each one's number from 0 and its output, which it may not keep."""
+        self._layers, self._observe = layers, observe
         self._device = device
         self._clock = work_clock(device)
         self.seconds = [0.0] * len(layers)
@@ -54,6 +54,6 @@ class TimedLayers:
             finish(device)
             now = clock()
             self.seconds[i] += now - before
-            self._look(i, x)
+            self._observe(i, x)
             before = clock()
         return x

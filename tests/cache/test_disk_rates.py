@@ -31,6 +31,23 @@ def test_a_rate_is_that_of_the_last_stretch() -> None:
     assert meter.rate == pytest.approx(64 * (1 << 20) / (64 * 0.05 + 1.0))
 
 
+def test_the_time_of_reads_that_wait_for_each_other_counts_once() -> None:
+    """Four threads read 1 MB each from a disk of 1 MB/s: each waits for those before it, up to four seconds."""
+    now = [10.0]
+    meter = RateMeter(lambda: now[0])
+    for _ in range(4):
+        meter.begin()
+    for _ in range(4):
+        now[0] += 1.0
+        meter.end(1_000_000)
+    assert meter.rate == pytest.approx(1e6)
+    now[0] += 100.0  # none is under way
+    meter.begin()
+    now[0] += 1.0
+    meter.end(0)  # one that failed
+    assert meter.rate == pytest.approx(4e6 / 5)
+
+
 def test_a_cache_measures_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with features_at(tmp_path) as cache:
         assert cache.rates() == DiskRates(None, None)

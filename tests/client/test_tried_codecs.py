@@ -27,7 +27,7 @@ def rectified(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def tried_at(cut: int, features: torch.Tensor, *wanted: str) -> TriedCodecs:
     tried = TriedCodecs(*wanted)
-    tried.look(cut, features)
+    tried.sample(cut, features)
     tried.measure()
     return tried
 
@@ -56,7 +56,7 @@ def test_a_sample_is_small_and_of_places_all_over(monkeypatch: pytest.MonkeyPatc
 
 def test_each_cut_is_tried_once_and_only_by_codecs_that_may_be_taken() -> None:
     tried = tried_at(2, rectified(4, 400), "planes", "fp16")
-    tried.look(2, torch.zeros(4, 400))
+    tried.sample(2, torch.zeros(4, 400))
     tried.measure()
     assert tried.cuts == (2,) and [found.name for found in tried.at(2, "planes")] == ["planes"]
     assert tried.at(2, "planes")[0].ratio < 10, "the first sample counts"

@@ -51,8 +51,8 @@ class FrozenLayers:
         if (start, stop) not in self._layers:
             self._layers[start, stop] = layer_segments(self._job_context.frozen, start, stop)
 
-        def look(number: int, output: torch.Tensor) -> None:
+        def observe(number: int, output: torch.Tensor) -> None:
             """Take a sample of a layer's output."""
-            tried.look(start + number + 1, output)
+            tried.sample(start + number + 1, output)
 
-        return TimedLayers(self._layers[start, stop], self._job_context.device, look)
+        return TimedLayers(self._layers[start, stop], self._job_context.device, observe)

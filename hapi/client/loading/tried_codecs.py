@@ -35,7 +35,7 @@ class TriedCodecs:
         self._records: dict[int, tuple[CodecFigures, ...]] = {}
         """Those of single samples."""
 
-    def look(self, cut: int, features: torch.Tensor) -> None:
+    def sample(self, cut: int, features: torch.Tensor) -> None:
         """Copy a sample of a layer's output, unless there was one.
 
         Args:
