@@ -53,6 +53,7 @@ PLANNERS = (
     "offload/pieces.py",
     "offload/planner.py",
     "profiler/cost.py",
+    "profiler/offload_costs.py",
     "profiler/pipeline.py",
     "profiler/reuse/choose.py",
     "profiler/reuse/facts.py",

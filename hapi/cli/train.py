@@ -110,7 +110,12 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
 
     settings = loaded.value
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
-    with Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session:
+    with Session.open(
+        settings,
+        tracer=tracer,
+        optimizer_bytes=settings.optimizer_bytes,
+        offloadable_states=settings.offloadable_states,
+    ) as session:
         settings = files.begin(session.job_context.description.reference.name, settings.model)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)

@@ -35,7 +35,13 @@ from hapi.client.memory import MemoryBudget
 from hapi.client.planning.cache_facts import CacheFacts
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.reuse_choice import ReuseChooser
-from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
+from hapi.client.planning.split_source import (
+    Fixed,
+    Named,
+    Planned,
+    optimizer_bytes_offloaded,
+    planning_of,
+)
 from hapi.client.planning.warm_up import WarmUp
 from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings, WireCodec
@@ -79,6 +85,7 @@ class Session(Closing):
         budget: MemoryBudget,
         tracer: Tracer,
         optimizer_bytes: float,
+        offloadable_states: int | None = None,
     ) -> None:
         """See :meth:`open`, which makes ``job_context`` and ``budget`` from checked settings."""
         self.settings = settings
@@ -107,7 +114,15 @@ class Session(Closing):
         """Encodings of features on the wire."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
+        self.needs_offload = False
+        """Whether no split fits the memory unless the optimiser's states are elsewhere."""
         try:
+            if offloadable_states is not None:
+                without = optimizer_bytes_offloaded(
+                    settings, job_context, budget, optimizer_bytes, offloadable_states
+                )
+                self.needs_offload = without is not None
+                optimizer_bytes = optimizer_bytes if without is None else without
             self.planning = planning_of(
                 settings, job_context, self.meter, budget, optimizer_bytes, self._chooser()
             )
@@ -141,6 +156,7 @@ class Session(Closing):
         token: str | None = None,
         tracer: Tracer | None = None,
         optimizer_bytes: float = 2.0,
+        offloadable_states: int | None = None,
         transports: Sequence[Transport] | None = None,
     ) -> Session:
         """Check the settings, connect, choose dataset and model, and check that they fit.
@@ -151,6 +167,8 @@ class Session(Closing):
             tracer: records what happens; None for nothing.
             optimizer_bytes: bytes that the loop's optimiser keeps for each byte of trained parameters, beside
                 gradients (0 for plain SGD, 1 with momentum, 2 for Adam): for the plan's estimate of memory.
+            offloadable_states: tensors that the optimiser keeps for each parameter and the loop can put elsewhere
+                (:func:`hapi.offload_training`), which it does if :attr:`needs_offload`; None where they stay.
             transports: replace the servers of the settings.
 
         Raises:
@@ -164,7 +182,8 @@ class Session(Closing):
         budget = MemoryBudget(settings.memory, device)
         job_context = resolve_job(settings, device, token=token, transports=transports)
         try:
-            return cls(settings, job_context, budget, tracer or Tracer(enabled=False), optimizer_bytes)
+            own = tracer or Tracer(enabled=False)
+            return cls(settings, job_context, budget, own, optimizer_bytes, offloadable_states)
         except BaseException:
             job_context.servers.close()
             job_context.close()

@@ -159,6 +159,16 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             ordered = [parameter for group in self.param_groups for parameter in group["params"]]
             self._import({parameter: numbered.get(number, {}) for number, parameter in enumerate(ordered)})
 
+    def find_not_finite(self) -> tuple[int, str] | None:
+        """Return a parameter's number and the name of its state that is not finite; None where all are.
+
+        It reads the states piece by piece.
+        """
+        with self._lifetime.guarded():
+            self._undo()
+            self._engine.settle()
+            return self._records.find_not_finite()
+
     def report(self) -> dict[str, Any]:
         """Return bytes, seconds and numbers of pieces and steps so far; ``activations`` has those of the layers."""
         counts = {"steps": self.steps, **self._counts, **asdict(self._engine.traffic)}

@@ -78,6 +78,20 @@ class Records:
                     column[segment.start : segment.stop].copy_(values)
         return found
 
+    def find_not_finite(self) -> tuple[int, str] | None:
+        """Return number and state of a parameter whose states are not finite, with one piece in memory at a time."""
+        for piece in self._layout.pieces:
+            if not self._engine.has_record[piece.number]:
+                continue
+            record = self._engine.read_record(piece.number)
+            for segment in piece.segments:
+                known = self._parameters[segment.parameter]
+                named = zip(known.state_names, states_of(segment, record), strict=True)
+                for name, values in named if known.steps else ():
+                    if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+                        return known.number, name
+        return None
+
     @torch.no_grad()
     def write(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
         """Write records of these states, by parameter, and of the values in memory; the engine commits them."""

@@ -15,7 +15,13 @@ from hapi.client.settings import (
 from hapi.config.settings import setting, with_other_names
 from hapi.train.loggers.choose import LoggerName
 from hapi.train.objective.names import BestName, LossName, MetricName
-from hapi.train.steps.settings import AllStepSettings, OptimizerSettings, ScheduleSettings, StepSettings
+from hapi.train.steps.settings import (
+    AllStepSettings,
+    OffloadSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    StepSettings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +168,7 @@ GROUPS = {
     "optimiser": OptimizerSettings,
     "learning-rate schedule": ScheduleSettings,
     "steps": StepSettings,
+    "memory": OffloadSettings,
     "objective": ObjectiveSettings,
     "model files and checkpoints": CheckpointSettings,
     "output": OutputSettings,

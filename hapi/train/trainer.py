@@ -44,6 +44,7 @@ from hapi.train.settings import TrainingSettings
 from hapi.train.steps.divergence import Finite
 from hapi.train.steps.early_stopping import stop_reason
 from hapi.train.steps.gradient_step import GradientStep
+from hapi.train.steps.offloading import Offloading
 from hapi.train.steps.settings import check_steps
 
 log = logging.getLogger("hapi.client")
@@ -84,6 +85,8 @@ class Trainer:
         self._criterion = criterion = make_criterion(settings, session)
         self._objective = Objective(criterion, session.device)
         self._step = GradientStep(session, settings, self._objective)
+        self.offloading = Offloading(session, settings, self._step)
+        """Place of the optimiser's states."""
         self.optimizer = self._step.optimizer
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []
@@ -120,8 +123,10 @@ class Trainer:
         try:
             self._run()
         except BaseException as error:
+            self.offloading.close()
             self._callbacks.training_ended(self.report(), error)
             raise
+        self.offloading.close()
         report = self.report()
         self._callbacks.training_ended(report)
         return report
@@ -332,6 +337,7 @@ class Trainer:
             parts=self._parts(),
             identity=self._identity,
             restore_plan=self._restore_plan,
+            mapped=self.offloading.where != "off",
         )
         if found is not None:
             self.progress, self.epochs = found.progress, found.epochs
@@ -362,6 +368,7 @@ class Trainer:
             "ended": self.ended,
             "troubles": list(self.keeper.troubles),
             "changes": self._changes.to_json(),
+            "offload": self.offloading.to_json(),
             **plan_facts(self.session, self.epochs),
             **({} if self._running.timeline is None else {"timeline": self._running.timeline}),
         }

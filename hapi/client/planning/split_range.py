@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hapi.profiler.cost import memory
@@ -70,6 +71,14 @@ class SplitRange:
         self.min_split = max(self.min_split, min_split)
         if self.min_split <= max_split:
             self.max_split = max_split
+
+
+def any_split_fits(sizes: Sizes, job: Job, splits: Iterable[int]) -> bool:
+    """Return whether one of these splits is predicted to fit the client's memory."""
+    blank = _blank(sizes)
+    return job.memory_bytes is None or any(
+        memory(blank, job, split).peak <= job.memory_bytes for split in splits
+    )
 
 
 def first_that_fits(sizes: Sizes, job: Job) -> int:

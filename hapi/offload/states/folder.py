@@ -21,6 +21,20 @@ _FILES = ("states", "gradients", "commit", "job.json", "lock")
 _FORMAT = 1
 
 
+def discard(parent: Path) -> None:
+    """Remove what a killed process left in ``parent``; nothing of a process that has it. Raises OSError."""
+    path = parent / NAME
+    if not path.is_dir():
+        return
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if lock_at_once(lock):
+            for name in reversed(_FILES[:-1]):
+                (path / name).unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
 class OffloadFolder:
     """The folder :data:`NAME` in one that the user named, locked for this process."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 import torch
 
@@ -174,6 +175,7 @@ def load_newest(
     parts: Mapping[str, Part],
     identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
+    mapped: bool = False,
 ) -> Found | None:
     """Restore the newest readable checkpoint; None when there is no file at all.
 
@@ -185,6 +187,7 @@ def load_newest(
         parts: see :func:`load`.
         identity: from :func:`hapi.train.checkpoints.resuming.identity_of`.
         restore_plan: see :func:`load`.
+        mapped: see :func:`read_document`.
     """
     try:
         files = existing(path)
@@ -198,6 +201,7 @@ def load_newest(
                 parts=parts,
                 identity=identity,
                 restore_plan=restore_plan,
+                mapped=mapped,
             )
         except UsageError as error:
             first = first or error
@@ -221,20 +225,35 @@ def evaluated_layers(document: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return dict(document["trained"] if average is None else average["module"])
 
 
-def read_document(path: str, what: str) -> dict[str, Any]:
+def read_document(path: str, what: str, *, mapped: bool = False) -> dict[str, Any]:
     """Read the file that :func:`save` wrote at ``path``; only tensors and plain values, no code is run.
+
+    With ``mapped`` the tensors stay in the file, whose bytes were checked, and are read as they are used.
 
     Raises:
         UsageError: it is none, or of another version of Hapi; the message begins with ``what``.
     """
     try:
         with open_file(path) as file:
-            document: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+            if mapped:
+                _check_bytes(file)
+            source = path if mapped else file
+            document: dict[str, Any] = torch.load(
+                source, map_location="cpu", weights_only=True, mmap=mapped or None
+            )
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"{what} {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     return document
+
+
+def _check_bytes(file: BinaryIO) -> None:
+    """Compare a file's sums, which torch does not where it maps; ValueError names a damaged record."""
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"its record {damaged} is damaged")
 
 
 def load(
@@ -243,6 +262,7 @@ def load(
     parts: Mapping[str, Part],
     identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
+    mapped: bool = False,
 ) -> Found:
     """Restore ``parts`` from the file at ``path``.
 
@@ -251,12 +271,13 @@ def load(
         parts: what has a state, by name; a part named in :data:`OPTIONAL` keeps its own where the file has none.
         identity: gives this job's identity for that of the checkpoint, whose order it may take over.
         restore_plan: given the ``plan`` of :func:`save` and the position; a ValueError refuses it.
+        mapped: see :func:`read_document`.
 
     Raises:
         ConflictError: the checkpoint belongs to another job (model, data, seed, batch size, ...).
         UsageError: it cannot be read.
     """
-    document = read_document(path, "--resume:")
+    document = read_document(path, "--resume:", mapped=mapped)
     try:
         found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
         progress = Progress.from_document(document["progress"])

@@ -28,6 +28,7 @@ PATHS = (
     "token_file",
     "ca_file",
     "cache_dir",
+    "offload_dir",
     "profile",
     "save_profile",
     "report",
@@ -49,7 +50,9 @@ def settings_to_keep(session: SessionSettings, training: TrainingSettings) -> di
     values = {**flat(training), **flat(session)}
     fields = {field.name: field for field in settings_fields(TrainSettings)}
     kept = {
-        name: list(value) if isinstance(value, tuple) else _from_root(name, value)
+        name: [_from_root(name, one) for one in value]
+        if isinstance(value, tuple)
+        else _from_root(name, value)
         for name, value in values.items()
         if name in fields.keys() - OF_ONE_PROCESS and value != fields[name].default
     }
@@ -97,7 +100,7 @@ def read_kept(path: str) -> KeptSettings | None:
         from hapi.train.checkpoints.checkpoint import read_document
 
         try:
-            values = read_document(str(file), "--resume:")["settings"]
+            values = read_document(str(file), "--resume:", mapped=True)["settings"]
         except UsageError as error:
             damage = damage or error
             continue

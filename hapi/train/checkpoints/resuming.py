@@ -19,6 +19,7 @@ FOLLOWING = frozenset(("epochs", "lr", "head_lr", "backbone_lr"))
 FREE = frozenset(
     (
         *("allow_model", "device", "threads", "micro_batch", "memory", "metric"),
+        *("offload", "offload_dir"),
         *("early_stopping", "min_improvement"),
         *(
             field.name

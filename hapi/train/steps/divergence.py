@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hapi.errors import DivergedError
+from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.train.objective.growth import LossGrowth
 
 ADVICE = "lower --lr, or look for samples and weights that are not finite"
@@ -57,15 +58,25 @@ class Finite:
         self.check_loss()
         if self._sound:
             return
+        name = self._not_finite()
+        self._sound = name is None
+        if name is not None:
+            raise DivergedError(self._said(f"{name} is not finite", epoch, batch), epoch=epoch, batch=batch)
+
+    def _not_finite(self) -> str | None:
+        """Name of a value that is not finite; None where all are."""
         named = [(n, v) for n, v in self._state() if n not in self._exempt]
-        self._sound = _all_finite([value for _, value in named])
-        if self._sound:
-            return
-        name = next(name for name, value in named if not _all_finite([value]))
-        raise DivergedError(self._said(f"{name} is not finite", epoch, batch), epoch=epoch, batch=batch)
+        if not _all_finite([value for _, value in named]):
+            return next(name for name, value in named if not _all_finite([value]))
+        if not isinstance(self._optimizer, OffloadedOptimizer):
+            return None
+        found = self._optimizer.find_not_finite()
+        return None if found is None else f"the optimiser's {found[1]} of parameter {found[0]}"
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _floats(self._trained.state_dict())
+        if isinstance(self._optimizer, OffloadedOptimizer):
+            return
         for number, values in self._optimizer.state_dict()["state"].items():
             for name, value in _floats(values):
                 yield f"the optimiser's {name} of parameter {number}", value

@@ -12,6 +12,7 @@ from torch import nn
 from hapi.client.session import Session
 from hapi.errors import DeviceMemoryError, UnprocessableError
 from hapi.models.devices import seed_generators
+from hapi.offload.gradients import OffloadedGradient
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation
@@ -86,19 +87,23 @@ class GradientStep:
             if accumulation.begins(batch):
                 self.optimizer.zero_grad(set_to_none=True)
                 accumulation.is_open = True
+            self._set_rates(accumulation.step(epoch, batch))
             self.precision.backward(accumulation.weighed(loss, batch, self._objective.mean_weight(targets)))
             is_last = accumulation.ends(batch)
             with self._spread.batch(is_last):
                 if is_last:
-                    self._update(accumulation.step(epoch, batch))
+                    self._update()
         self._objective.note(outputs, targets, loss)
         return loss.detach()
 
-    def _update(self, step: int) -> None:
-        """Take the optimiser step of the gradients so far."""
-        self._accumulation.finish(self._parameters())
+    def _set_rates(self, step: int) -> None:
+        """Set the learning rates before backward, within which an offloaded optimiser works ahead."""
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = self._schedule.rate(rate, step)
+
+    def _update(self) -> None:
+        """Take the optimiser step of the gradients so far."""
+        self._accumulation.finish(self._parameters())
         if self._clipping is not None:
             self.precision.unscale(self.optimizer)
             self._clipping.clip(self._parameters())
@@ -152,7 +157,9 @@ class GradientStep:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        return {n: p.grad for n, p in self.trained.named_parameters() if p.grad is not None}
+        """Gradients so far, read back where they are on a disk."""
+        found = {n: p.grad for n, p in self.trained.named_parameters() if p.grad is not None}
+        return {n: g.clone() if isinstance(g, OffloadedGradient) else g for n, g in found.items()}
 
     @contextmanager
     def _explained(self, batch: int, samples: int) -> Iterator[None]:

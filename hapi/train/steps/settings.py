@@ -11,6 +11,7 @@ from hapi.train.steps.schedule import Schedule, check_length, steps_in
 from hapi.wire.references import Precision
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
+OffloadName = Literal["auto", "off", "host", "disk"]
 ScheduleName = Literal["constant", "cosine", "step", "one-cycle"]
 OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
 """Bytes that torch's optimisers keep per byte of parameters, beside the gradients (sgd: without, rmsprop: with
@@ -124,7 +125,25 @@ class StepSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllStepSettings(StepSettings, ScheduleSettings, OptimizerSettings):
+class OffloadSettings:
+    """Where the optimiser's states are."""
+
+    offload: OffloadName = setting(
+        "place of the states of adamw, adam and sgd: off is the memory of the trained layers, host the machine's (for "
+        "a GPU), disk a folder; auto takes the disk only where the training does not fit the memory. The steps are "
+        "bitwise the same",
+        default="auto",
+    )
+    offload_dir: tuple[str, ...] = setting(
+        "folder of --offload disk, one for each drive; may be repeated (default: the run folder, or without one "
+        "$XDG_CACHE_HOME/hapi)",
+        default=(),
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllStepSettings(OffloadSettings, StepSettings, ScheduleSettings, OptimizerSettings):
     """All settings of this module."""
 
     @property
@@ -134,8 +153,23 @@ class AllStepSettings(StepSettings, ScheduleSettings, OptimizerSettings):
         These are the optimiser's state, the moving average, gradients that wait for more batches, and the copies of
         the weights in 16 bits.
         """
-        own = 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
-        return own + (self.ema is not None) + (self.accumulate > 1) + 0.5 * (self.precision != "fp32")
+        return (
+            self._own_bytes
+            + (self.ema is not None)
+            + (self.accumulate > 1)
+            + 0.5 * (self.precision != "fp32")
+        )
+
+    @property
+    def offloadable_states(self) -> int | None:
+        """Tensors of each parameter that may be offloaded; None where they must stay in memory."""
+        if self.offload == "off" or self.optimizer == "rmsprop":
+            return None
+        return int(self._own_bytes)
+
+    @property
+    def _own_bytes(self) -> float:
+        return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
 
 
 def check_steps(settings: AllStepSettings) -> None:
@@ -162,6 +196,10 @@ def check_steps(settings: AllStepSettings) -> None:
         raise UsageError("--nesterov needs --optimizer sgd with --momentum above 0")
     if s.betas != BETAS and s.optimizer not in ("adam", "adamw"):
         raise UsageError(f"--betas needs --optimizer adam or adamw, here it is {s.optimizer}")
+    if s.offload_dir and s.offload not in ("auto", "disk"):
+        raise UsageError(f"--offload-dir needs --offload disk or auto, here it is {s.offload}")
+    if s.offload in ("host", "disk") and s.optimizer == "rmsprop":
+        raise UsageError(f"--offload {s.offload} needs --optimizer adamw, adam or sgd, here it is rmsprop")
     if s.min_improvement and s.early_stopping is None:
         raise UsageError("--min-improvement needs --early-stopping N")
 

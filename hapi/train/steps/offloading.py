@@ -1,0 +1,157 @@
+"""The place of an optimiser's states in a training: chosen, priced and told before its first step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hapi.cache.disk_rates import measure_disk
+from hapi.client.session import Session
+from hapi.errors import UsageError
+from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.offload.states.folder import discard
+from hapi.offload.training import offload_training
+from hapi.paths import user_cache_folder, user_path
+from hapi.profiler.offload_costs import OffloadCosts, fitting_freeze, free_batch
+from hapi.train.settings import TrainingSettings
+from hapi.train.steps.gradient_step import GradientStep
+from hapi.units import format_bytes, format_duration
+
+log = logging.getLogger("hapi.client")
+
+
+class Offloading:
+    """States of a training's optimiser in memory, in host memory or on disk."""
+
+    def __init__(self, session: Session, settings: TrainingSettings, step: GradientStep) -> None:
+        """Choose the place, and put the optimiser of ``step`` there.
+
+        What a killed process left in the folders is removed: the checkpoint has all that a training goes on from.
+
+        Raises:
+            UsageError: a folder cannot be used, is in use, or has too little room.
+        """
+        self._session, self._optimizer = session, step.optimizer
+        self.where = settings.offload
+        """``off``, ``host`` or ``disk``."""
+        self._costs = _costs(settings, step)
+        self._rates: tuple[float, float] | None = None
+        self._report: dict[str, Any] | None = None
+        self._is_closed = False
+        if settings.offload == "auto":
+            self.where = "disk" if session.needs_offload else "off"
+        budget = session.budget.bytes
+        room = "the memory" if budget is None else f"{format_bytes(budget)} of memory"
+        size = "" if self._costs is None else f" of {format_bytes(self._costs.memory_without)}"
+        states = f"parameters, gradients and states{size}"
+        if self.where == "off" or self._costs is None:
+            self.where = "off"
+            self.why = f"{states} stay in memory"
+            if settings.offload == "auto" and self._costs is not None:
+                self.why = f"not needed: the training fits {room} with its {states}"
+            log.info("offload: %s", self.why)
+            return
+        self.why = f"asked for by --offload {settings.offload}"
+        if session.needs_offload:
+            self.why = f"the training does not fit {room} with its {states}"
+        folders = _folders(settings) if self.where == "disk" else []
+        self._announce(folders)
+        self._put(step, folders)
+
+    def close(self) -> None:
+        """Remove the files; the report stays. After a failed disk they are left."""
+        if isinstance(self._optimizer, OffloadedOptimizer) and not self._is_closed:
+            self._report = self._optimizer.report()
+            self._is_closed = True
+            self._optimizer.close()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return place, reason and cost for the report."""
+        facts: dict[str, Any] = {"where": self.where, "why": self.why}
+        if self.where == "off" or self._costs is None:
+            return facts
+        facts |= {"bytes_freed": self._costs.saved, "bytes_a_step": self._costs.read + self._costs.written}
+        if self._rates is not None:
+            facts |= {"read_rate": self._rates[0], "write_rate": self._rates[1]}
+        if isinstance(self._optimizer, OffloadedOptimizer):
+            facts["cost"] = self._report or self._optimizer.report()
+        return facts
+
+    def _put(self, step: GradientStep, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            try:
+                discard(folder)
+            except OSError as error:
+                raise UsageError(f"--offload-dir {folder}: {error.strerror}") from None
+        largest = 1 if self._costs is None else self._costs.memory_without - 1
+        budget = self._session.budget.bytes
+        memory = max(1, largest if budget is None else min(budget, largest))
+        _, step.optimizer = offload_training(step.trained, step.optimizer, memory, list(folders) or None)
+        self._optimizer = step.optimizer
+
+    def _announce(self, folders: Sequence[Path]) -> None:
+        """Say, before the first step, what it costs and what would make it free."""
+        costs = self._costs
+        if costs is None or not folders:
+            log.warning("offload: %s; the states go to host memory", self.why)
+            return
+        found = [measure_disk(folder) for folder in folders]
+        read, write = (sum(rates[way] or 0.0 for rates in found) for way in (0, 1))
+        text = f"{self.why}; the states go to {', '.join(map(str, folders))}"
+        if read and write:
+            self._rates = read, write
+            seconds = costs.transfer_seconds(read, write)
+            text += (
+                f", {format_bytes(costs.read)} read and {format_bytes(costs.written)} written a step: "
+                f"{self._price(seconds)}"
+            )
+        if (freeze := self._fitting_freeze()) is not None:
+            text += f"; --freeze {freeze} would fit without"
+        log.warning("offload: %s", text)
+
+    def _price(self, seconds: float) -> str:
+        """What transfers of ``seconds`` add to a step, and from which batch on nothing."""
+        step, batch = self._step_seconds(), self._session.settings.bs
+        spent = f"{format_duration(seconds)} at the disk's rate"
+        if not step:
+            return f"{spent}, free where forward and backward take as long"
+        if seconds <= step:
+            return f"{spent}, hidden behind steps of {format_duration(step)}"
+        return (
+            f"{spent}, which adds {format_duration(seconds - step)} to steps of {format_duration(step)}; "
+            f"free from --bs {free_batch(batch, step, seconds)} on"
+        )
+
+    def _step_seconds(self) -> float:
+        """Seconds of a batch in the trained layers by the given profile; 0 without one."""
+        planning = self._session.planning
+        profile = None if planning is None else planning.profile
+        return 0.0 if profile is None else profile.step_seconds * self._session.settings.bs
+
+    def _fitting_freeze(self) -> int | None:
+        budget, costs, job = self._session.budget.bytes, self._costs, self._session.job_context
+        if budget is None or costs is None or costs.memory_without <= budget:
+            return None
+        weights = [layer.parameter_bytes // 4 for layer in job.model.layers]
+        return fitting_freeze(weights, job.freeze, costs.states, budget)
+
+
+def _costs(settings: TrainingSettings, step: GradientStep) -> OffloadCosts | None:
+    """Costs of the trained parameters; None where their states have to stay in memory."""
+    states = settings.offloadable_states
+    sizes = [parameter.numel() for group in step.optimizer.param_groups for parameter in group["params"]]
+    if states is None or not sizes:
+        return None
+    drives = max(1, len(settings.offload_dir))
+    return OffloadCosts(parameters=sum(sizes), states=states, drives=drives, largest=max(sizes))
+
+
+def _folders(settings: TrainingSettings) -> list[Path]:
+    if settings.offload_dir:
+        return [user_path(folder, "--offload-dir") for folder in settings.offload_dir]
+    kept = user_cache_folder() if settings.output is None else Path(settings.output)
+    if kept is None:
+        raise UsageError("--offload disk needs --offload-dir DIR: this user has no home")
+    return [kept]

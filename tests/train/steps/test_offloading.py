@@ -1,0 +1,137 @@
+"""States of the optimiser on disk: bitwise the same training, also resumed, killed and checked."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.local_job import Interrupting, open_session, trainer_of
+
+from hapi.errors import DivergedError, UsageError
+from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.wire.transport.http import Handler
+
+ALL: dict[str, Any] = {
+    "optimizer": "adamw", "clip_norm": 1.0, "accumulate": 2, "ema": 0.9, "head_lr": 0.02, "schedule": "one-cycle",
+    "warmup": 2, "weight_decay": 0.01, "decay_norm_bias": False,
+}  # fmt: skip
+
+
+def trained(
+    remembered: Handler, at: int | None = None, **changes: Any
+) -> tuple[dict[str, torch.Tensor], list[Any], dict[str, Any]]:
+    """Layers after a run, its losses, and what the report says of the place of the states."""
+    with open_session(remembered, **changes) as session:
+        trainer = trainer_of(session, None if at is None else Interrupting(at), **changes)
+        if at is not None:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.run()
+            return {}, [], {}
+        report = trainer.run()
+        layers = {"trained": trainer.trained, "evaluated": trainer._step.evaluated}
+        state = {f"{k}.{n}": t.clone() for k, m in layers.items() for n, t in m.state_dict().items()}
+    return state, [entry["loss"] for entry in report["epochs"]], report["offload"]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "changes", [ALL, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adam"}], ids=str
+)
+def test_disk_is_bitwise_memory(remembered: Handler, tmp_path: Path, changes: dict[str, Any]) -> None:
+    expected, losses, off = trained(remembered, **changes)
+    assert off["where"] == "off" and "not needed" in off["why"]
+    state, found, facts = trained(remembered, offload="disk", offload_dir=(str(tmp_path),), **changes)
+    assert (found, same(state, expected)) == (losses, True)
+    assert facts["where"] == "disk" and facts["cost"]["bytes_written"] >= facts["bytes_a_step"] // 2
+    assert list(tmp_path.iterdir()) == []  # removed at the end
+
+
+def test_steps_hold_what_was_computed_ahead(remembered: Handler, tmp_path: Path) -> None:
+    """The rate of a schedule is set before backward: what an update computed ahead is what the step wants."""
+    changes = {"optimizer": "adamw", "schedule": "one-cycle", "clip_norm": 1e6}
+    cost = trained(remembered, offload="disk", offload_dir=(str(tmp_path),), **changes)[2]["cost"]
+    assert cost["speculated_pieces"] > 5 and cost["redone_steps"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("disk", "off"), ("off", "disk"), ("disk", "disk"), ("host", "disk")]
+)
+def test_a_checkpoint_goes_on_elsewhere(remembered: Handler, tmp_path: Path, first: str, then: str) -> None:
+    job: dict[str, Any] = {**ALL, "output": str(tmp_path / "run")}
+    expected, losses, _ = trained(remembered, offload="off", **ALL)
+    trained(remembered, 8 if first == "disk" else 7, offload=first, **job)
+    state, found, _ = trained(remembered, offload=then, resume=True, **job)
+    assert (found, same(state, expected)) == (losses, True)
+    assert not (tmp_path / "run" / "hapi-offload").exists()
+
+
+def test_a_second_job_on_one_folder_is_refused(remembered: Handler, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+    with open_session(remembered, **changes) as session:
+        trainer = trainer_of(session, **changes)
+        with pytest.raises(UsageError, match="in use by another job"):
+            trainer_of(session, **changes)
+        trainer.offloading.close()
+
+
+def test_what_a_killed_process_left_is_replaced(remembered: Handler, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+    with open_session(remembered, **changes) as session:
+        trainer = trainer_of(session, Interrupting(3), **changes)
+        with pytest.raises(KeyboardInterrupt):
+            trainer._run()
+        optimizer = trainer.optimizer
+        assert isinstance(optimizer, OffloadedOptimizer)
+        optimizer.close(remove=False)  # as a kill leaves it
+    assert (tmp_path / "hapi-offload" / "states").exists()
+    expected, losses, _ = trained(remembered, optimizer="adamw")
+    state, found, _ = trained(remembered, **changes)
+    assert (found, same(state, expected)) == (losses, True)
+
+
+def test_states_that_are_not_finite_are_found_piece_by_piece(remembered: Handler, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+    with open_session(remembered, **changes) as session:
+        trainer = trainer_of(session, Interrupting(2), **changes)
+        with pytest.raises(KeyboardInterrupt):
+            trainer._run()
+        trainer._finite.check_state(0, 2)
+        state = trainer.optimizer.state_dict()
+        state["state"][1]["exp_avg_sq"].view(-1)[-1] = float("inf")
+        trainer.optimizer.load_state_dict(state)
+        trainer._finite._sound = False
+        with pytest.raises(DivergedError, match="exp_avg_sq of parameter 1 is not finite"):
+            trainer._finite.check_state(0, 2)
+        trainer.offloading.close()
+
+
+def test_auto_offloads_what_does_not_fit_and_says_what_it_costs(
+    remembered: Handler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job: dict[str, Any] = {"optimizer": "adamw", "freeze": 12, "offload_dir": (str(tmp_path),)}
+    with open_session(remembered, **job) as session:
+        session.needs_offload = True
+        with caplog.at_level(logging.INFO, "hapi.client"):
+            trainer = trainer_of(session, **job)
+        assert trainer.offloading.where == "disk"
+        trainer.offloading.close()
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("offload:")]
+    assert "does not fit" in line and "read and" in line and str(tmp_path) in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"offload": "disk", "optimizer": "rmsprop"}, "needs --optimizer adamw, adam or sgd"),
+        ({"offload": "off", "offload_dir": ("x",)}, "--offload-dir needs --offload disk or auto"),
+    ],
+)
+def test_refused(remembered: Handler, changes: dict[str, Any], said: str) -> None:
+    with open_session(remembered, **changes) as session, pytest.raises(UsageError, match=said):
+        trainer_of(session, **changes)
