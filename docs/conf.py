@@ -73,7 +73,6 @@ CHANGELOG
 """,
     "docs/decisions/README": """
 ```{toctree}
-:hidden:
 :glob:
 
 [0-9]*
