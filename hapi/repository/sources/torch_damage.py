@@ -45,6 +45,8 @@ def load_error(file: SourceFile, error: Exception) -> ModelError:
     if isinstance(error, RuntimeError) and any(word in text for word in _UNKNOWN):
         return ModelError(f"{what} cannot be read as tensors: {text.splitlines()[0][:200]}")
     start = file.read(0, min(file.size, 32))
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < file.size:
+        return ModelError(f"{what} is a safetensors file: give it a name that ends with .safetensors")
     for first, kind in _FOREIGN:
         if start.startswith(first):
             return ModelError(f"{what} {kind}")

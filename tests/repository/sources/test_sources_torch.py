@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from test_sources_safetensors import content, expected
 from torch import nn
@@ -156,6 +157,7 @@ def archive(**records: bytes) -> bytes:
         (archive(), "is an archive, but no checkpoint of torch.save"),
         (archive(readme=b"hello"), "is an archive, but no checkpoint of torch.save"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n", "is a pointer of Git LFS"),
+        (safetensors.torch.save({"a": torch.zeros(3)}), "is a safetensors file: give it a name that ends"),
         (b"<!DOCTYPE html><html>404</html>", "is a web page"),
         (b"\x1f\x8b\x08\x00" + bytes(60), "is compressed by gzip"),
         (b"\x89HDF\r\n\x1a\n" + bytes(60), "is an HDF5 file"),
