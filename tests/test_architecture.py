@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import hapi
 
 ROOT = Path(hapi.__file__).parents[1]
@@ -70,9 +68,10 @@ GENERATED_CODE = {"models/graph/segment.py"}
 """May call exec: torch.fx hands out a slice of a graph as source text, made by fx from the graph's own nodes."""
 
 
-def modules() -> list[Path]:
+@cache
+def modules() -> tuple[Path, ...]:
     """All source files of the package, relative to it."""
-    return sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    return tuple(sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")))
 
 
 def room_of(module: Path) -> str:
@@ -87,10 +86,20 @@ def tree_of(module: Path) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text(encoding="utf-8"), filename=str(module))
 
 
-def imports_of(module: Path) -> Iterator[tuple[str, int]]:
+@cache
+def nodes_of(module: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(module)))
+
+
+@cache
+def imports_of(module: Path) -> tuple[tuple[str, int], ...]:
     """Dotted names that ``module`` imports, anywhere in it, with the line."""
+    return tuple(_imports_of(module))
+
+
+def _imports_of(module: Path) -> Iterator[tuple[str, int]]:
     package = ("hapi", *module.parts[:-1])
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -136,25 +145,28 @@ def folders() -> list[Path]:
     return sorted(folder.relative_to(ROOT) for folder in found)
 
 
-@pytest.mark.parametrize("folder", folders(), ids=str)
-def test_folders_are_divided(folder: Path) -> None:
-    count = sum(path.name != "__init__.py" for path in (ROOT / folder).glob("*.py"))
-    assert count <= MOST_MODULES, (
-        f"{folder} has {count} modules, at most {MOST_MODULES}: divide it by concern"
-    )
+def test_folders_are_divided() -> None:
+    wrong = []
+    for folder in folders():
+        count = sum(path.name != "__init__.py" for path in (ROOT / folder).glob("*.py"))
+        if count > MOST_MODULES:
+            wrong.append(f"{folder} has {count} modules, at most {MOST_MODULES}: divide it by concern")
+    assert not wrong, "\n".join(wrong)
 
 
 MOST_TEST_LINES = 500
 
 
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT / "tests"))
-)
-def test_files_of_tests_are_divided(file: Path) -> None:
-    lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= MOST_TEST_LINES, (
-        f"{file.name} has {lines} lines, at most {MOST_TEST_LINES}: divide it by subject; helpers go to tests/support"
-    )
+def test_files_of_tests_are_divided() -> None:
+    wrong = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        lines = len(file.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_TEST_LINES:
+            wrong.append(
+                f"{file.name} has {lines} lines, at most {MOST_TEST_LINES}: divide it by subject; "
+                "helpers go to tests/support"
+            )
+    assert not wrong, "\n".join(wrong)
 
 
 @cache
@@ -217,15 +229,15 @@ def _imported_at_the_top(module: Path) -> set[str]:
     return {name for name in found & names if name != _dotted(module)}
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_private_parts_stay_in_their_room(module: Path) -> None:
+def test_private_parts_stay_in_their_room() -> None:
     wrong = []
-    for name, line in imports_of(module):
-        parts = name.split(".")
-        private = [part for part in parts[1:] if part.startswith("_") and not part.startswith("__")]
-        if parts[0] == "hapi" and private and room_of_import(name) != room_of(module):
-            wrong.append(f"hapi/{module}:{line} imports {name}")
-    assert not wrong, f"{'; '.join(wrong)}: give it a public name, or move it"
+    for module in modules():
+        for name, line in imports_of(module):
+            parts = name.split(".")
+            private = [part for part in parts[1:] if part.startswith("_") and not part.startswith("__")]
+            if parts[0] == "hapi" and private and room_of_import(name) != room_of(module):
+                wrong.append(f"hapi/{module}:{line} imports {name}: give it a public name, or move it")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_imports_the_benchmarks() -> None:
@@ -242,63 +254,73 @@ def test_every_room_has_a_floor() -> None:
     assert not unknown, f"put {unknown} on a floor: FLOORS here and the line in docs/architecture.md"
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_imports_run_one_way(module: Path) -> None:
-    room = room_of(module)
+def test_imports_run_one_way() -> None:
     wrong = []
-    for name, line in imports_of(module):
-        target = room_of_import(name)
-        if target is None or target == room:
-            continue
-        if FLOOR_OF[target] >= FLOOR_OF[room]:
-            wrong.append(f"hapi/{module}:{line} imports {name}")
-    assert not wrong, (
-        f"{'; '.join(wrong)}: {room} may import only {FLOORS[: FLOOR_OF[room]]}; move what both need left"
-    )
+    for module in modules():
+        room = room_of(module)
+        for name, line in imports_of(module):
+            target = room_of_import(name)
+            if target is None or target == room:
+                continue
+            if FLOOR_OF[target] >= FLOOR_OF[room]:
+                wrong.append(
+                    f"hapi/{module}:{line} imports {name}: {room} may import only {FLOORS[: FLOOR_OF[room]]}; "
+                    "move what both need left"
+                )
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in modules() if room_of(m) in LIGHT_ROOMS and m.name not in LAZY_LOADERS], ids=str
-)
-def test_light_rooms_import_no_heavy_library(module: Path) -> None:
+def test_light_rooms_import_no_heavy_library() -> None:
     wrong = [
-        f"hapi/{module}:{line} imports {n}" for n, line in imports_of(module) if n.split(".")[0] in HEAVY
-    ]
-    assert not wrong, f"{'; '.join(wrong)}: move it to a room that may import it"
+        f"hapi/{module}:{line} imports {name}: move it to a room that may import it"
+        for module in modules() if room_of(module) in LIGHT_ROOMS and module.name not in LAZY_LOADERS
+        for name, line in imports_of(module) if name.split(".")[0] in HEAVY
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("planner", [p for p in PLANNERS if (PACKAGE / p).exists()])
-def test_planners_are_pure(planner: str) -> None:
+def test_planners_are_pure() -> None:
+    missing = [planner for planner in PLANNERS if not (PACKAGE / planner).exists()]
+    assert not missing, f"{missing} have moved: say their new places in PLANNERS"
     forbidden = (*HEAVY, "obstore", "random", "time", "os", "socket", "asyncio", "threading")
-    wrong = [f"line {line}: {n}" for n, line in imports_of(Path(planner)) if n.split(".")[0] in forbidden]
-    assert not wrong, f"hapi/{planner}, {'; '.join(wrong)}: a planner takes all it needs as arguments"
+    wrong = [
+        f"hapi/{planner}:{line} imports {name}: a planner takes all it needs as arguments"
+        for planner in PLANNERS
+        for name, line in imports_of(Path(planner)) if name.split(".")[0] in forbidden
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
 
 
-def test_the_planners_exist() -> None:
-    assert (PACKAGE / PLANNERS[0]).exists(), f"hapi/{PLANNERS[0]} has moved: say its new place in PLANNERS"
+def test_every_public_module_has_a_docstring() -> None:
+    bare = [
+        f"hapi/{module}" for module in modules()
+        if (not module.name.startswith("_") or module.name == "__init__.py")
+        and not ast.get_docstring(tree_of(module))
+    ]  # fmt: skip
+    assert not bare, f"{bare}: begin each with what it is for, in one line"
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_every_public_module_has_a_docstring(module: Path) -> None:
-    if not module.name.startswith("_") or module.name == "__init__.py":
-        assert ast.get_docstring(tree_of(module)), f"hapi/{module}: begin it with what it is for, in one line"
-
-
-@pytest.mark.parametrize(
-    "room", [m for m in modules() if m.name == "__init__.py" and len(m.parts) in (2, 3)], ids=str
-)
-def test_importing_a_room_imports_nothing(room: Path) -> None:
-    body = tree_of(room).body
-    assert len(body) == 1 and isinstance(body[0], ast.Expr), (
-        f"hapi/{room}: a docstring and nothing else; names that users need are listed in hapi/__init__.py"
+def test_importing_a_room_imports_nothing() -> None:
+    wrong = []
+    for room in (m for m in modules() if m.name == "__init__.py" and len(m.parts) in (2, 3)):
+        body = tree_of(room).body
+        if len(body) != 1 or not isinstance(body[0], ast.Expr):
+            wrong.append(f"hapi/{room}")
+    assert not wrong, (
+        f"{wrong}: a docstring and nothing else; names that users need are listed in hapi/__init__.py"
     )
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_nothing_runs_code_from_data(module: Path) -> None:
+def test_nothing_runs_code_from_data() -> None:
+    wrong = [f"hapi/{module}, {what}" for module in modules() for what in _code_from_data(module)]
+    assert not wrong, "data must never run code; use safetensors or JSON:\n" + "\n".join(wrong)
+
+
+def _code_from_data(module: Path) -> list[str]:
+    """Lines of a module that could run code out of what they read."""
     pickles = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
     wrong = [f"line {line}: import {n}" for n, line in imports_of(module) if n.split(".")[0] in pickles]
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if not isinstance(node, ast.Call):
             continue
         name = _name_of(node.func)
@@ -314,7 +336,7 @@ def test_nothing_runs_code_from_data(module: Path) -> None:
                 wrong.append(f"line {node.lineno}: numpy.load with allow_pickle")
         if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
             wrong.append(f"line {node.lineno}: {name}; use yaml.safe_load")
-    assert not wrong, f"hapi/{module}, {'; '.join(wrong)}: data must never run code; use safetensors or JSON"
+    return wrong
 
 
 OWN_JSON = {
@@ -326,20 +348,23 @@ OWN_JSON = {
 """Modules that may call json's reader, and what they read with it."""
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if str(m) not in OWN_JSON], ids=str)
-def test_there_is_one_reader_of_json(module: Path) -> None:
+def test_there_is_one_reader_of_json() -> None:
     readers = ("json.loads", "json.load", "json.JSONDecoder", "loads", "JSONDecoder")
-    lines = [
-        node.lineno for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.Call) and _name_of(node.func) in readers
+    wrong = [
+        f"hapi/{module}:{node.lineno}: read it with hapi.wire.documents.parse_document"
+        for module in modules() if str(module) not in OWN_JSON
+        for node in nodes_of(module) if isinstance(node, ast.Call) and _name_of(node.func) in readers
     ]  # fmt: skip
-    assert not lines, f"hapi/{module}, lines {lines}: read it with hapi.wire.documents.parse_document"
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_input_is_not_checked_by_assert(module: Path) -> None:
-    lines = [node.lineno for node in ast.walk(tree_of(module)) if isinstance(node, ast.Assert)]
-    assert not lines, f"hapi/{module}, lines {lines}: python -O removes assert; raise an error of hapi.errors"
+def test_input_is_not_checked_by_assert() -> None:
+    wrong = [
+        f"hapi/{module}:{node.lineno}: python -O removes assert; raise an error of hapi.errors"
+        for module in modules()
+        for node in nodes_of(module) if isinstance(node, ast.Assert)
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
 
 
 def project() -> dict[str, object]:
@@ -365,12 +390,13 @@ def console_scripts() -> dict[str, str]:
     return dict(scripts) if isinstance(scripts, dict) else {}
 
 
-@pytest.mark.parametrize("script", sorted(console_scripts()))
-def test_console_scripts_resolve(script: str) -> None:
-    module, _, function = console_scripts()[script].partition(":")
-    assert callable(getattr(importlib.import_module(module), function, None)), (
-        f"pyproject.toml: {script} = {module}:{function} does not exist; write it or repair the entry"
-    )
+def test_console_scripts_resolve() -> None:
+    assert console_scripts()
+    for script, target in console_scripts().items():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function, None)), (
+            f"pyproject.toml: {script} = {module}:{function} does not exist; write it or repair the entry"
+        )
 
 
 def test_sub_commands_resolve() -> None:
@@ -383,12 +409,14 @@ def test_sub_commands_resolve() -> None:
         )
 
 
-@pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").iterdir() if p.suffix == ""))
-def test_scripts_can_be_run(script: str) -> None:
-    path = ROOT / "scripts" / script
-    assert path.stat().st_mode & 0o111, f"chmod +x scripts/{script}"
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("#!"), f"scripts/{script}: begin it with #!/usr/bin/env bash"
+def test_scripts_can_be_run() -> None:
+    scripts = sorted(path for path in (ROOT / "scripts").iterdir() if path.suffix == "")
+    wrong = [f"chmod +x scripts/{path.name}" for path in scripts if not path.stat().st_mode & 0o111]
+    wrong += [
+        f"scripts/{path.name}: begin it with #!/usr/bin/env bash" for path in scripts
+        if not path.read_text(encoding="utf-8").startswith("#!")
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_configuration_is_read() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import hapi
 
 ROOT = Path(hapi.__file__).parents[1]
@@ -35,20 +33,23 @@ def test_ten_questions_are_answered() -> None:
     assert all(answers().values()), "answer each question by a folder's name in backticks"
 
 
-@pytest.mark.parametrize("question", answers())
-def test_the_folders_of_the_answers_exist(question: str) -> None:
-    missing = [name for name in answers()[question] if not (ROOT / name).is_dir()]
-    assert not missing, f"docs/contributing.md, '{question}': no folder {missing}; say where it is now"
+def test_the_folders_of_the_answers_exist() -> None:
+    missing = {
+        question: lost for question, names in answers().items()
+        if (lost := [name for name in names if not (ROOT / name).is_dir()])
+    }  # fmt: skip
+    assert not missing, f"docs/contributing.md: no such folders, say where they are now: {missing}"
 
 
-@pytest.mark.parametrize("page", decisions(), ids=lambda page: page.stem)
-def test_a_decision_is_short_and_whole(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert len(text.split()) <= MOST_WORDS_OF_A_DECISION, (
-        f"{page.name}: at most {MOST_WORDS_OF_A_DECISION} words"
-    )
-    for part in ("Context", "Decision", "Consequence", "Evidence"):
-        assert f"**{part}.** " in text, f"{page.name}: no {part.lower()}"
+def test_decisions_are_short_and_whole() -> None:
+    wrong = []
+    for page in decisions():
+        text = page.read_text(encoding="utf-8")
+        if len(text.split()) > MOST_WORDS_OF_A_DECISION:
+            wrong.append(f"{page.name}: at most {MOST_WORDS_OF_A_DECISION} words")
+        parts = ("Context", "Decision", "Consequence", "Evidence")
+        wrong += [f"{page.name}: no {part.lower()}" for part in parts if f"**{part}.** " not in text]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_pages_stay_short() -> None:
@@ -64,13 +65,14 @@ def test_the_pages_stay_short() -> None:
     assert lines < LONGEST_README, f"README.md has {lines} lines; details belong in docs/"
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem
-)
-def test_places_that_the_documents_name_exist(page: Path) -> None:
-    named = re.findall(r"`((?:hapi|tests|benchmarks|scripts)/[\w./-]+)", page.read_text(encoding="utf-8"))
-    missing = [name for name in named if not (ROOT / name).exists()]
-    assert not missing, f"{page.relative_to(ROOT)}: {missing} are not there; say where they are now"
+def test_places_that_the_documents_name_exist() -> None:
+    named = re.compile(r"`((?:hapi|tests|benchmarks|scripts)/[\w./-]+)")
+    missing = [
+        f"{page.relative_to(ROOT)}: {name} is not there; say where it is now"
+        for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+        for name in named.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()
+    ]  # fmt: skip
+    assert not missing, "\n".join(missing)
 
 
 def test_every_room_stands_in_the_architecture() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 from support.doc_commands import (
@@ -23,25 +22,25 @@ MODULES = sorted((ROOT / "hapi").rglob("*.py")) + sorted((ROOT / "examples").rgl
 FOREIGN = {"--stop-timeout"}
 """Flags of other programs."""
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+def test_the_programs_take_the_commands_of_the_pages() -> None:
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = [(command, mistake(command, whole=True)) for command in shell_commands(text)]
+        shown += [(command, mistake(command, whole=False)) for command in named_commands(text)]
+        wrong += [f"{page.relative_to(ROOT)}: {command}: {said}" for command, said in shown if said]
+    assert not wrong, "commands that would be refused:\n" + "\n".join(wrong)
 
 
-@pages
-def test_the_programs_take_the_commands_of_a_page(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    wrong = [
-        f"{command}: {said}" for command in shell_commands(text) if (said := mistake(command, whole=True))
-    ]
-    wrong += [
-        f"{command}: {said}" for command in named_commands(text) if (said := mistake(command, whole=False))
-    ]
-    assert not wrong, f"{page.relative_to(ROOT)} shows commands that would be refused: {wrong}"
-
-
-@pages
-def test_the_flags_of_a_page_exist(page: Path) -> None:
-    unknown = set(named_flags(page.read_text(encoding="utf-8"))) - known_flags() - FOREIGN
-    assert not unknown, f"{page.relative_to(ROOT)}: no command has {sorted(unknown)}"
+def test_the_flags_of_the_pages_exist() -> None:
+    known = known_flags() | FOREIGN
+    unknown = {
+        f"{page.relative_to(ROOT)}: no command has {flag}"
+        for page in PAGES
+        for flag in named_flags(page.read_text(encoding="utf-8")) if flag not in known
+    }  # fmt: skip
+    assert not unknown, "\n".join(sorted(unknown))
 
 
 def test_the_programs_take_the_commands_of_the_docstrings() -> None:
