@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served
+from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served, until
 from support.sharing_tools import Extracted, body_of, extracted, opened, parsed, sharing_service
 
 from hapi.errors import DataError, DeviceMemoryError, HapiError
@@ -228,10 +228,15 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def leader_at_its_second_batch(service: Service, known: Known) -> FrameStream:
-    """A request whose reader has taken the first COS batch and nothing since."""
+    """A request whose reader has taken the first COS batch and nothing since; it has claimed the second one.
+
+    Its loading thread claims some time after the first batch is sent. Another request that came before that would claim
+    these samples itself.
+    """
     stream = opened(service, known, ALL[:32])
     for _ in next(stream.frames):
         pass
+    until(lambda: service.sharing.table.under_way == 16, 60, "the claim of the second COS batch")
     return stream
 
 
