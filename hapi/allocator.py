@@ -12,11 +12,17 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
 """Options of ``mallopt`` (malloc.h)."""
 _NEVER = -1
 _GROWTH = 16 << 20
 """Bytes that the heap grows by beyond what is asked for."""
+_LARGE = 256 << 10
+"""Bytes from which a block is one of its own, where those are given back at once."""
+_GLIBC_LARGEST = 32 << 20
+"""Bytes up to which glibc raises that bound when such blocks are freed."""
+_MAPPED_BLOCKS = 65536
+"""Most blocks of their own: glibc's default."""
 OWN = (
     "MALLOC_ARENA_MAX",
     "MALLOC_MMAP_MAX_",
@@ -45,6 +51,53 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     options = ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _GROWTH))
     kept = [mallopt(option, value) for option, value in options]  # every one, whatever becomes of the others
     return all(kept)
+
+
+def give_back_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
+    """Give each large block back to the system as soon as it is freed; return whether that works here.
+
+    glibc keeps more the larger the blocks were that a process freed. Where memory is short that room is needed. Blocks
+    that were freed before are used first, so call it early. It undoes :func:`keep_freed_memory`, and respects the same
+    ``environment``.
+    """
+    return _set_blocks(_LARGE, _LARGE, environment)
+
+
+def keep_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
+    """Undo :func:`give_back_large_blocks`: glibc's own rule, as far as it goes by itself after large blocks."""
+    return _set_blocks(_GLIBC_LARGEST, 2 * _GLIBC_LARGEST, environment)
+
+
+def _set_blocks(large: int, trimmed: int, environment: Mapping[str, str]) -> bool:
+    mallopt = _function("mallopt")
+    if mallopt is None or any(name in environment for name in OWN):
+        return False
+    options = ((_MMAP_MAX, _MAPPED_BLOCKS), (_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, trimmed))
+    done = [mallopt(option, value) for option, value in options]  # every one, whatever becomes of the others
+    return all(done)
+
+
+class _Use(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = (
+        ("arena", ctypes.c_size_t),
+        ("blocks", ctypes.c_size_t * 3),
+        ("hblkhd", ctypes.c_size_t),
+        ("fast", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("freed", ctypes.c_size_t * 2),
+    )
+
+
+def bytes_in_use() -> int | None:
+    """Return the bytes that are allocated and not freed in this process; None without glibc 2.33."""
+    query = _function("mallinfo2")
+    if query is None:
+        return None
+    query.restype = _Use
+    use = query()
+    return int(use.uordblks + use.hblkhd)
 
 
 def give_back_freed_memory() -> None:

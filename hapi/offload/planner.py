@@ -110,7 +110,7 @@ class Problem:
     machine: Machine
     traffic: StateTraffic = StateTraffic()
     other_bytes: int = 0
-    """Bytes that are saved outside of the layers, which stay on the device."""
+    """Bytes that a pass takes beside what layers save: gradients under way, and what is saved outside of them."""
 
     @property
     def flop_f(self) -> float:
@@ -171,7 +171,7 @@ class Plan:
     forward_seconds: float
     backward_seconds: float
     peak_bytes: int
-    """Most bytes of saved activations and buffers on the device."""
+    """Most bytes on the device: of saved activations, buffers, and all else that a pass takes."""
     case: Case
 
     @property

@@ -39,6 +39,14 @@ def host_free_bytes() -> int | None:
     return max(0, min(free)) if free else None
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process that is in use; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = (PROC / "self" / "statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def _left_by_groups() -> Iterator[int]:
     for folder, limit, used, dropped in _groups():
         with contextlib.suppress(OSError, ValueError):

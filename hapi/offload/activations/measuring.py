@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hapi.allocator import bytes_in_use
 from hapi.cache.disk_rates import measure_disk
 from hapi.offload.activations.saved import Key
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.planner import Layer, Machine
+from hapi.process.free_memory import resident_bytes
 
 _LINK_BYTES = 64 << 20
 _CLOCK_SECONDS = 1e-6
@@ -36,9 +38,12 @@ class LayerMeasure:
 class IterationMeasure:
     """Costs of the layers, gathered while a model runs."""
 
-    def __init__(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
-        """Measure layers, by their number in the list."""
-        self._layers = layers
+    def __init__(self, model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> None:
+        """Measure layers of a model, by their number in the list."""
+        self._model, self._layers = model, layers
+        self.working_bytes = 0
+        """Most memory that the iteration took beside what is stored for layers and the parameters' gradients."""
+        self._gradient_bytes = self._taken_before = 0
         self.order: list[int] = []
         """Numbers of the layers in the order of their first calls."""
         self.highest = [LayerMeasure() for _ in layers]
@@ -48,6 +53,8 @@ class IterationMeasure:
 
     def begin_pass(self) -> None:
         """Begin a forward pass of the model."""
+        if not self.order:
+            self._taken_before, self._gradient_bytes = taken_bytes(self._model), self._gradients()
         for high, now in zip(self.highest, self._now, strict=True):
             high.flops = max(high.flops, now.flops)
             high.seconds = max(high.seconds, now.seconds)
@@ -79,6 +86,16 @@ class IterationMeasure:
         """Count bytes that a layer is the first to save."""
         self._now[layer].saved_bytes += key.extent.nbytes
         self.largest_bytes = max(self.largest_bytes, key.extent.nbytes)
+
+    def sample(self, stored_bytes: int) -> None:
+        """Look at the memory in use, of which ``stored_bytes`` are those of stored tensors; called at each of them."""
+        working = taken_bytes(self._model) - self._taken_before - stored_bytes
+        if working > self.working_bytes:
+            working -= max(0, self._gradients() - self._gradient_bytes)
+            self.working_bytes = max(self.working_bytes, working)
+
+    def _gradients(self) -> int:
+        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
 
     @contextmanager
     def call(self, layer: int, waited: float) -> Iterator[list[float]]:
@@ -130,6 +147,14 @@ class IterationMeasure:
                 )
             )
         return layers, rate
+
+
+def taken_bytes(model: nn.Module) -> int:
+    """Return the bytes that are in use where the model is: a GPU's tensors, or all of this process."""
+    tensor = next(model.parameters(), None)
+    if tensor is not None and tensor.device.type == "cuda":
+        return torch.cuda.memory_allocated(tensor.device)
+    return bytes_in_use() or resident_bytes()
 
 
 def measured_machine(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hapi.allocator import give_back_large_blocks, keep_large_blocks
 from hapi.errors import UsageError
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
@@ -32,6 +33,8 @@ _BUFFER_SHARE = 8
 _MAX_BUFFER_BYTES = 256 << 20
 _PROFILE_SHARE = 2
 """Part of the memory that the measured iteration keeps: one in so many; it does not know the layers yet."""
+_ALLOCATOR_FACTOR = 1.25
+"""Memory of a process over what it allocated, where the C library keeps what was freed: 1.22 for a small GPT."""
 _HOST_SHARE = 0.5
 """Share of the free host memory that a GPU's activations may take."""
 
@@ -67,7 +70,7 @@ class ActivationOffload:
 
         Args:
             model: any module; its parameters and buffers are never moved.
-            memory: bytes that saved activations and the buffers of their transfers may take on its device.
+            memory: bytes that a pass may take on the model's device, beside parameters and their gradients.
             folders: one on each drive to swap to; None without a disk.
             policy: "auto" plans; "keep" changes nothing; "swap" recomputes nothing; "recompute" all it can.
             traffic: bytes that the optimiser's states move at the same time.
@@ -233,7 +236,8 @@ class ActivationOffload:
 
     def _start_measuring(self) -> None:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
-        self._measure = IterationMeasure(self._layers)
+        give_back_large_blocks()
+        self._measure = IterationMeasure(self._model, self._layers)
         self._asked_before = self._swapper.counters.asked
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
         self._rooms = [shared] * len(self._layers)
@@ -285,9 +289,15 @@ class ActivationOffload:
             saved, key = swapper.save(tensor, number, name, room)
             if measure is not None and key is not None:
                 measure.saved(number, key)
+                measure.sample(swapper.counters.live_bytes)
             return saved
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, swapper.fetch)
+        def unpack(saved: SavedTensor) -> torch.Tensor:
+            if measure is not None:
+                measure.sample(swapper.counters.live_bytes)
+            return swapper.fetch(saved)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _why_not(self, module: nn.Module) -> str | None:
         """Say why a layer cannot be recomputed now; None where it can."""
@@ -311,7 +321,8 @@ class ActivationOffload:
             self._reasons[number] = why
         layers, rate = measure.planned(self._reasons)
         buffers = max(self._buffer_bytes, measure.largest_bytes) + measure.largest_bytes
-        everything = sum(layer.saved_bytes + layer.input_bytes for layer in layers)
+        others = measure.working_bytes
+        everything = others + sum(layer.saved_bytes + layer.input_bytes for layer in layers)
         machine = measured_machine(
             rate,
             self._files if everything > self._memory else None,  # no rates are needed where all fits
@@ -320,7 +331,7 @@ class ActivationOffload:
             self._host_bytes(),
             buffers,
         )
-        problem = Problem(layers=layers, machine=machine, traffic=self._traffic)
+        problem = Problem(layers=layers, machine=machine, traffic=self._traffic, other_bytes=others)
         plan = self._choose(problem)
         free = self._files.free_bytes() if self._files is not None else 0
         if self._files is not None and plan.disk_bytes > free:
@@ -340,6 +351,8 @@ class ActivationOffload:
     def _apply(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._plan, self._measure = problem, plan, None
         self._steps_aside = plan.case is Case.FITS
+        if self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:
+            keep_large_blocks()
         numbers = {name: number for number, (name, _) in enumerate(self._layers)}
         for treated in plan.layers:
             number = numbers[treated.name]
