@@ -65,7 +65,8 @@ class TensorEntry(TensorForm):
     digest: str
     """Identity of its bytes: 32 hex digits (:func:`hapi.models.graph.digest.content_digest`)."""
     checksum: str
-    """xxh3-64 of its bytes, 16 hex digits. It finds damage at a fraction of the digest's cost."""
+    """Checksum of its bytes (:func:`hapi.repository.checksums.joined`), 16 hex digits. It finds damage at a fraction of
+    the digest's cost."""
     pack: str
     """Key of the object that holds it."""
     start: int

@@ -16,7 +16,7 @@ from hapi.repository.versions import compressed, decompressed, document_checksum
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest, check_model, check_name
 
-FORMAT = 5
+FORMAT = 6
 _FIELDS = (
     "format", "name", "version", "created", "parent", "structure", "architecture", "spec", "digest", "digests",
     "contents", "bytes", "classes", "default_freeze", "card", "packs", "tensors", "checksum",

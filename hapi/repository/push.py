@@ -15,14 +15,13 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Protocol
 
-import xxhash
-
 from hapi.errors import ConflictError, DataError, ModelError, NotFoundError
 from hapi.models.graph.architecture import LayerIdentity
 from hapi.models.graph.digest import ContentDigest, content_digest
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file
+from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
@@ -361,7 +360,7 @@ def _hashed(tensors: Sequence[SourceTensor], progress: PushProgress) -> list[Has
     total, done = sum(tensor.nbytes for tensor in tensors), 0
     found = []
     for tensor in tensors:
-        digest, checksum, nbytes = ContentDigest(), xxhash.xxh3_64(), 0
+        digest, checksum, nbytes = ContentDigest(), TensorChecksum(), 0
         for piece in tensor.pieces():
             digest.update(piece)
             checksum.update(piece)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import xxhash
 
 from hapi.models.graph.digest import content_digest
 from hapi.models.tensors import tensor_bytes
+from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import TensorEntry
 from hapi.store.base import ObjectStore, ReadPart, Then, nothing
 
@@ -26,7 +26,7 @@ def write_pack(
     for name, tensor in tensors:
         data = tensor_bytes(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        checksum = xxhash.xxh3_64_hexdigest(data)
+        checksum = TensorChecksum(data).hexdigest()
         entries.append(
             TensorEntry(name, dtype, tuple(tensor.shape), content_digest(data), checksum, key, len(out))
         )

@@ -11,6 +11,7 @@ import torch
 from hapi.errors import DataError, HapiError, StoreError, UsageError
 from hapi.models.tensors import tensor_bytes
 from hapi.process.processors import processor_count
+from hapi.repository.checksums import CHECKED_BYTES
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.loading.checks import VERIFIED, ContentCheck, Identity
 from hapi.repository.loading.landing import landing
@@ -23,8 +24,8 @@ from hapi.store.coalesce import COALESCE_GAP
 from hapi.store.http.ranges import GAP_BYTES, PARALLEL
 from hapi.store.remote import PARALLEL_REQUESTS
 
-LOCAL_RANGE_BYTES = 4 << 20
-"""Bytes that a reader of local files takes at a time: few enough that all readers end together."""
+LOCAL_RANGE_BYTES = CHECKED_BYTES
+"""Bytes that a reader of local files takes at a time: it alone hashes a piece, which is in its processor's cache."""
 ALONE_BYTES = 2 << 20
 """Up to here starting a second reader of local files costs more than it saves."""
 MAX_TRUSTED_BYTES = 64 << 20

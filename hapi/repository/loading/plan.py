@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from hapi.repository.checksums import CHECKED_BYTES
+
 MAX_EXCESS, EXCESS_BYTES = 0.01, 4 << 10
 """Bytes of gaps that are moved, at most, for each wanted byte, and for a load of few bytes."""
 
@@ -127,7 +129,10 @@ def _by_need(ranges: Sequence[ReadRange]) -> list[ReadRange]:
 
 
 def _batches(contents: Sequence[Wanted], by_position: Sequence[int], limit: int) -> Iterator[ReadRange]:
-    """Wanted bytes of each object cut every ``limit`` bytes, whatever lies between them."""
+    """Wanted bytes of each object in parts of at most ``limit`` bytes, whatever lies between them.
+
+    A piece of a checksum that fits is not cut: who reads it can hash it alone.
+    """
     for pack, group in groupby(by_position, key=lambda n: contents[n].pack):
         numbers = list(group)
         total = sum(contents[n].nbytes for n in numbers)
@@ -137,10 +142,14 @@ def _batches(contents: Sequence[Wanted], by_position: Sequence[int], limit: int)
         for number in numbers:
             done = 0
             while done < contents[number].nbytes:
-                part = ContentSlice(number, done, min(room, contents[number].nbytes - done))
+                whole = min(limit, contents[number].nbytes - done, CHECKED_BYTES - done % CHECKED_BYTES)
+                if slices and whole > room:
+                    yield _range(contents, pack, slices)
+                    slices, room = [], size
+                part = ContentSlice(number, done, whole)
                 slices.append(part)
                 done, room = done + part.nbytes, room - part.nbytes
-                if not room:
+                if room <= 0:
                     yield _range(contents, pack, slices)
                     slices, room = [], size
         if slices:

@@ -210,7 +210,7 @@ class Readers:
         for part in slices:
             check, stop = self._checks[part.content], part.start + part.nbytes
             with self._changed:
-                while check.hashed < stop:
+                while not check.is_hashed(part.start, stop):
                     if self._over or self._failure is not None:
                         raise _StoppedError
                     waiting.wait(self._changed)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import xxhash
-
 from hapi.errors import DataError
+from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES, TensorEntry
 from hapi.repository.packs.layout import HashedTensor, WritePlan
 from hapi.repository.packs.place import pack_id, pack_key
@@ -38,7 +37,7 @@ def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> int:
 
 def checked_pieces(tensor: HashedTensor) -> Iterator[memoryview]:
     """Yield a tensor's bytes from its source; :class:`DataError` if they are others than when it was hashed."""
-    checksum, nbytes = xxhash.xxh3_64(), 0
+    checksum, nbytes = TensorChecksum(), 0
     for piece in tensor.source.pieces():
         checksum.update(piece)
         nbytes += len(piece)
@@ -50,7 +49,7 @@ def checked_pieces(tensor: HashedTensor) -> Iterator[memoryview]:
 
 
 def _sound(store: ObjectStore, entry: TensorEntry) -> bool:
-    checksum = xxhash.xxh3_64()
+    checksum = TensorChecksum()
     for piece in _read(store, entry.pack, entry.start, entry.stop, store.size(entry.pack)):
         checksum.update(piece)
     return checksum.hexdigest() == entry.checksum

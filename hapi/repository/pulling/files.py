@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import xxhash
-
 from hapi.atomic import PARTIAL_SUFFIX, growing, sync_folder, write_atomically
 from hapi.errors import HapiError, UsageError
 from hapi.models.graph.digest import ContentDigest
 from hapi.paths import make_folder
+from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES
 from hapi.repository.pulling.reading import read_in_order
 from hapi.repository.pulling.selection import FileContent, FileTensor
@@ -192,7 +191,7 @@ def _count_whole(file: BinaryIO, head: bytes, tensors: Sequence[FileTensor]) -> 
 
 def _has(file: BinaryIO, tensor: FileTensor) -> bool:
     """Return whether the next bytes of a file are those of ``tensor``."""
-    checksum, digest, left = xxhash.xxh3_64(), ContentDigest(), tensor.nbytes
+    checksum, digest, left = TensorChecksum(), ContentDigest(), tensor.nbytes
     while left:
         data = file.read(min(PIECE_BYTES, left))
         if not data:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import xxhash
-
 from hapi.errors import NotFoundError, StoreError, StoreUnavailableError
 from hapi.models.tensors import tensor_bytes
+from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import TensorEntry
 from hapi.repository.pulling.selection import FileTensor
 from hapi.repository.stored import StoredModel
@@ -39,7 +38,7 @@ def read_in_order(stored: StoredModel, tensors: Sequence[FileTensor]) -> Iterato
     windows = list(_windows(tensors))
     nbytes = min(WINDOW_BYTES, sum(tensor.nbytes for tensor in tensors))
     buffers = [memoryview(bytearray(nbytes)) for _ in range(2)]
-    checksum = xxhash.xxh3_64()
+    checksum = TensorChecksum()
     with ThreadPoolExecutor(1, thread_name_prefix="hapi-pull") as reader:
         coming: Future[list[memoryview]] | None = None
         for number, window in enumerate(windows):
@@ -57,7 +56,7 @@ def read_in_order(stored: StoredModel, tensors: Sequence[FileTensor]) -> Iterato
                     if stretch.stop == entry.nbytes:
                         if checksum.hexdigest() != entry.checksum:
                             raise stored.damaged(entry)
-                        checksum.reset()
+                        checksum = TensorChecksum()
                 yield data
 
 

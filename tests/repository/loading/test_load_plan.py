@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hapi.repository.checksums import CHECKED_BYTES
 from hapi.repository.loading.plan import EXCESS_BYTES, MAX_EXCESS, ReadPlan, ReadTraits, Wanted, plan_reads
 
 KB, MB = 1 << 10, 1 << 20
-LOCAL = ReadTraits(4 * MB, 2, None)
+LOCAL = ReadTraits(8 * MB, 2, None)
 REMOTE = ReadTraits(8 * MB, 8, 256 * KB)
 
 
@@ -105,15 +105,28 @@ def test_no_other_choice_of_gaps_has_fewer_ranges(gaps: list[int], size: int) ->
     assert len(plan_reads(wanted, ReadTraits(1 << 40, 8, 1 << 20)).ranges) == fewest
 
 
-@pytest.mark.parametrize(("traits", "ranges"), [(LOCAL, 20), (REMOTE, 10)])
-def test_neighbours_are_one_run_that_readers_share_evenly(traits: ReadTraits, ranges: int) -> None:
-    sizes = [1000, 64 * KB, 9 * MB, 40, 70 * MB]
+def side_by_side(sizes: list[int]) -> list[Wanted]:
     starts = [8 + sum(sizes[:n]) for n in range(len(sizes))]
-    wanted = [Wanted("pack", start, size, str(start)) for start, size in zip(starts, sizes, strict=True)]
-    plan = plan_reads(wanted, traits)
-    assert len(plan.ranges) == ranges and plan.moved == sum(sizes)
+    return [Wanted("pack", start, size, str(start)) for start, size in zip(starts, sizes, strict=True)]
+
+
+def test_neighbours_are_one_run_that_readers_share_evenly() -> None:
+    sizes = [1000, 64 * KB, 9 * MB, 40, 70 * MB]
+    plan = plan_reads(side_by_side(sizes), REMOTE)
+    assert len(plan.ranges) == 10 and plan.moved == sum(sizes)
     lengths = [read.stop - read.start for read in plan.ranges]
-    assert max(lengths) - min(lengths) <= ranges
+    assert max(lengths) - min(lengths) <= 10
+
+
+@given(st.lists(st.integers(1, 40 * MB), min_size=1, max_size=12))
+def test_one_reader_of_local_files_has_all_of_a_checksums_piece(sizes: list[int]) -> None:
+    plan = plan_reads(side_by_side(sizes), LOCAL)
+    for read in plan.ranges:
+        for part in read.slices:
+            left = sizes[part.content] - part.start
+            assert part.start % CHECKED_BYTES == 0 and part.nbytes == min(CHECKED_BYTES, left)
+    halves = -(-2 * sum(sizes) // LOCAL.range_bytes)
+    assert len(plan.ranges) <= 2 * halves + 1, "small tensors and last pieces share a range"
 
 
 def test_layers_1_to_s_of_any_s_are_one_run() -> None:
