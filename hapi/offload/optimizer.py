@@ -13,9 +13,10 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
-from hapi.offload.expectation import Expectation
-from hapi.offload.hooks import attach
 from hapi.offload.lifetime import Lifetime
+from hapi.offload.loop.expectation import Expectation
+from hapi.offload.loop.hooks import attach
+from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.records import Records
@@ -76,6 +77,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._counts = {"redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
         self._lifetime = Lifetime(self._engine, store, where)
         self._activations = activations
+        self._watch = StepWatch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
         """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
         self._expected = Expectation(
@@ -124,6 +126,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._commit(active, wanted)
         self._expected.learn(active)
         self._activations.step_done()
+        self._watch.step_done()
         self._begin()
         return loss
 

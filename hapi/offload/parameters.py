@@ -12,7 +12,7 @@ from torch import nn
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
-from hapi.offload.gradients import GradientChange, OffloadedGradient
+from hapi.offload.loop.gradients import GradientChange, OffloadedGradient
 from hapi.offload.pieces import ParameterSize
 from hapi.offload.states.base import StateStore
 
@@ -21,7 +21,7 @@ TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class TrainedParameter:
-    """One parameter and its gradient of the running step; a :class:`~hapi.offload.gradients.GradientSource`."""
+    """One parameter and its gradient of the running step; a :class:`~hapi.offload.loop.gradients.GradientSource`."""
 
     number: int
     name: str

@@ -11,7 +11,7 @@ from torch import nn
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.engine import Loaded
-from hapi.offload.gradients import GradientChange
+from hapi.offload.loop.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Segment, StatePiece
 

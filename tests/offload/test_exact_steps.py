@@ -27,7 +27,7 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
-from hapi.offload.gradients import OffloadedGradient
+from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.offload.training import offload_training
 
 ADAMW: dict[str, Any] = {"lr": 1e-2}

@@ -12,7 +12,7 @@ from torch import nn
 from hapi.client.session import Session
 from hapi.errors import DeviceMemoryError, UnprocessableError
 from hapi.models.devices import seed_generators
-from hapi.offload.gradients import OffloadedGradient
+from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hapi.offload.gradients import GradientChange
+from hapi.offload.loop.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
 
 RECENT_STEPS = 8

@@ -1,0 +1,61 @@
+"""Words on what offloading costs a loop, once it is measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from hapi.offload.engine import Traffic
+from hapi.units import format_duration
+
+log = logging.getLogger("hapi.offload")
+
+FIRST_STEP, LAST_STEP = 4, 12
+"""Steps between which is measured: the first ones teach what a loop does."""
+_NOTABLE = 1.05
+"""A step that takes so many times what it would take without waiting is told of."""
+
+
+def verdict(seconds: float, waited: float, drive_seconds: float) -> str:
+    """Say what a step costs more than its computing, and which batch would hide that.
+
+    Args:
+        seconds: of a step.
+        waited: of them, waiting for updates.
+        drive_seconds: of a step's reads and writes.
+
+    Returns:
+        A line; empty where the disk is hidden.
+    """
+    computing = max(seconds - waited, 1e-9)
+    if seconds <= _NOTABLE * computing:
+        return ""
+    factor = max(drive_seconds, seconds) / computing
+    return (
+        f"offloading costs {format_duration(waited)} of {format_duration(seconds)} a step: the disk takes "
+        f"{format_duration(drive_seconds)}; a batch {factor:.1f} times as large, as many accumulated passes, or fewer "
+        "trained layers would hide it"
+    )
+
+
+class StepWatch:
+    """Measures some steps, and tells their cost once."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        """``traffic`` is counted on by the engine."""
+        self._traffic, self._steps = traffic, 0
+        self._began, self._before = 0.0, replace(traffic)
+
+    def step_done(self) -> None:
+        """Count a step."""
+        self._steps += 1
+        if self._steps == FIRST_STEP:
+            self._began, self._before = time.perf_counter(), replace(self._traffic)
+        if self._steps != LAST_STEP:
+            return
+        steps, now, before = LAST_STEP - FIRST_STEP, self._traffic, self._before
+        drive = now.read_seconds + now.write_seconds - before.read_seconds - before.write_seconds
+        waited = now.waited_seconds - before.waited_seconds
+        line = verdict((time.perf_counter() - self._began) / steps, waited / steps, drive / steps)
+        log.info("%s", line or "offloading is hidden behind forward and backward")
