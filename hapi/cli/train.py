@@ -277,7 +277,7 @@ def _full_cost(description: DatasetDescription) -> str:
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:
     from hapi.train.objective.names import metrics_text
-    from hapi.train.report_facts import kept_text
+    from hapi.train.report_facts import kept_text, offload_text
 
     epochs = report["epochs"]
     ended = report["ended"]
@@ -303,6 +303,8 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
         print_wrapped(f"validation: {measured}")
     if cached := kept_text(report):
         print_wrapped(cached)
+    if offloaded := offload_text(report):
+        print_wrapped(offloaded)
     if "recheck" in report:
         found = report["recheck"]
         print_wrapped(

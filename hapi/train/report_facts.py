@@ -64,6 +64,19 @@ def _memory(session: Session, epochs: Sequence[Mapping[str, Any]]) -> dict[str, 
     return {"predicted": predicted, "observed": session.budget.highest()}
 
 
+def offload_text(report: Mapping[str, Any]) -> str:
+    """One line for people about where the optimiser's states were and what that cost; empty where all was in memory."""
+    facts = report.get("offload", {})
+    if "cost" not in facts:
+        return ""
+    cost = facts["cost"]
+    moved = format_bytes(cost["bytes_read"] + cost["bytes_written"])
+    return (
+        f"offload: {facts['why']}; {cost['steps']} steps read and wrote {moved} at {cost['where'] or 'host memory'}, "
+        f"{cost['redone_steps']} were computed again"
+    )
+
+
 def kept_text(report: Mapping[str, Any]) -> str:
     """One line for people about a report's kept features; empty where there is nothing to say."""
     samples, hits, by_server, kept, written = (

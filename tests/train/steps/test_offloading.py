@@ -12,6 +12,7 @@ from support.local_job import Interrupting, open_session, trainer_of
 
 from hapi.errors import DivergedError, UsageError
 from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.train.report_facts import offload_text
 from hapi.wire.transport.http import Handler
 
 ALL: dict[str, Any] = {
@@ -49,6 +50,9 @@ def test_disk_is_bitwise_memory(remembered: Handler, tmp_path: Path, changes: di
     state, found, facts = trained(remembered, offload="disk", offload_dir=(str(tmp_path),), **changes)
     assert (found, same(state, expected)) == (losses, True)
     assert facts["where"] == "disk" and facts["cost"]["bytes_written"] >= facts["bytes_a_step"] // 2
+    text = offload_text({"offload": facts})
+    assert f"{facts['cost']['steps']} steps read and wrote" in text and str(tmp_path) in text
+    assert offload_text({"offload": off}) == ""
     assert list(tmp_path.iterdir()) == []  # removed at the end
 
 
