@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.cli import jobs, keep, load, models, serving, split, storage
+from benchmarks.cli import jobs, keep, load, models, offload, serving, split, storage
 from benchmarks.cli.benchmark import Outcome
 from hapi.paths import check_outputs
 
@@ -16,6 +16,7 @@ BENCHMARKS = (
     *load.BENCHMARKS,
     *storage.BENCHMARKS,
     *models.BENCHMARKS,
+    *offload.BENCHMARKS,
 )
 
 

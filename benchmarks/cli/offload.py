@@ -1,0 +1,85 @@
+"""The benchmark of training beyond the memory: AdamW on a disk beside AdamW in memory, and other ways."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli.benchmark import Benchmark, Outcome, recorded_outcome, tell, with_given
+from benchmarks.cli.options import CSV, FIGURE, number, option, repeated, results, switch
+from hapi.cli.shared.numbers import DAY, count, seconds
+from hapi.errors import UsageError
+
+RESULTS = "bench-results/offload.jsonl"
+_QUICK_TURNS = 2
+
+
+def _offload(args: argparse.Namespace) -> Outcome:
+    from benchmarks.offload.settings import GOALS, PARTS, OffloadSettings, blocks_of
+    from benchmarks.testbed.cells import Results, read
+    from benchmarks.testbed.conditions import conditions
+
+    for part in args.part or ():
+        if part not in (*PARTS, GOALS):
+            raise UsageError(f"--part {part}: expected one of {', '.join((*PARTS, GOALS))}")
+    plain = OffloadSettings(quick=args.quick, rounds=7 if args.part == [GOALS] else 3)
+    if args.quick:
+        plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, cap=7e8)
+    settings = with_given(
+        plain, args, parts="part", tails="tail", rounds="turns", limit="limit", cap="cap"
+    )  # fmt: skip
+    for tail in settings.tails:
+        blocks_of(tail)
+    if args.view:
+        return _outcome(list(read(Path(args.results))))
+    from benchmarks.offload.engine import check_folder, measure
+    from benchmarks.offload.sizes import find_sizes
+
+    check_folder(args.folder)
+    head = {"grid": {"steps": settings.steps, "quick": settings.quick}}
+    found = Results(Path(args.results), {**conditions(), **head})
+    measure(settings.groups(), settings, args.folder, found, tell)
+    if "size" in settings.parts:
+        find_sizes(settings, args.folder, found, tell)
+    return _outcome(found.records)
+
+
+def _outcome(records: list[dict[str, Any]]) -> Outcome:
+    from benchmarks.offload.figure import draw
+    from benchmarks.offload.rows import goals_of, left_out, rows_of, sizes_of, table
+
+    rows = rows_of(records)
+    return recorded_outcome(
+        records,
+        table(records),
+        [row.to_json() for row in rows],
+        lambda path: draw(rows, path),
+        benchmark="offload",
+        goals=[goal.to_json() for goal in goals_of(records)],
+        sizes=sizes_of(records),
+        left_out=left_out(records),
+    )
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="offload",
+        help="training with AdamW's states on a disk, beside AdamW in memory and other ways (LoHan, Figures 5 to 10)",
+        options=(
+            repeated("--part", "steps, size, disks, aside, clipping, swap, or the goals alone; may be repeated "
+                "(default all but the goals)", metavar="PART"),
+            repeated("--tail", "100M, 218M, 1B; may be repeated (default all)", metavar="NAME"),
+            number("--turns", count(1, 1000), "of each way (default 3; 7 of the goals')"),
+            number("--cap", count(600_000_000, 1 << 44), "bytes of memory of the part size (default 2000000000)"),
+            number("--limit", seconds(1, DAY), "longest time of one answer (default 5min)", metavar="TIME"),
+            switch("--quick", "a small tail, to try it out"),
+            option("--folder", "on the disk to be used (default: the temporary folder)", type=Path, metavar="FOLDER"),
+            switch("--view", "measure nothing; show what FILE has"),
+            results(RESULTS, "JSON lines; goes on where it was"),
+            FIGURE,
+            CSV,
+        ),
+        run=_offload,
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Training beyond the trainer's memory, beside AdamW in memory and other ways of saving it (LoHan, Figures 5 to 10)."""

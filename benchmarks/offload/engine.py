@@ -1,0 +1,216 @@
+"""Runs of the benchmark ``offload``: processes that train one tail in different ways take turns.
+
+All processes of a group are alive at once, so that noise hits all alike; ways that do not fit the memory beside each
+other are measured in several batches, each with as many as fit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.offload.clients import TrainingClient
+from benchmarks.offload.program import TrainTask
+from benchmarks.offload.settings import (
+    ACTIVE,
+    MEMORY,
+    OFFLOADED,
+    REGIMES,
+    ROW_BYTES,
+    OffloadGroup,
+    OffloadSettings,
+    blocks_of,
+    most_rows,
+    parameters_of,
+)
+from benchmarks.testbed.cells import Results
+from benchmarks.testbed.conditions import rotated
+from hapi.errors import HapiError, UsageError
+from hapi.process.free_memory import host_free_bytes
+
+Tell = Callable[[str], None]
+_PROCESS_BYTES = 350_000_000
+"""Bytes of Python, torch and buffers."""
+_WARM_STEPS = 5
+"""Steps before the first turn: plans are made, and what a loop does is learned."""
+_STEP_BYTES = 20
+"""That a step with AdamW moves for each parameter."""
+_DISK_BYTES = 29
+"""On the disk for each parameter: two slots, and gradients."""
+_PROBED_BYTES = 240 << 20
+_LEAST_ROWS = 8
+_USUAL_ROWS = 64
+
+
+def measure(
+    groups: Sequence[OffloadGroup],
+    settings: OffloadSettings,
+    folder: Path | None,
+    results: Results,
+    tell: Tell,
+) -> None:
+    """Measure what ``results`` does not hold of ``groups``.
+
+    Args:
+        groups: to be measured.
+        settings: of the measurement.
+        folder: on the disk to be used; None for the temporary folder.
+        results: file of records.
+        tell: gets a line after each group.
+    """
+    done = {record["group"] for record in results.records if record["kind"] == "group"}
+    todo = [group for group in groups if group.key not in done]
+    tell(f"{len(todo)} groups to measure")
+    with tempfile.TemporaryDirectory(prefix="hapi-offload-", dir=folder) as made:
+        bench = _Bench(Path(made), settings, results, tell)
+        for group in todo:
+            began = time.monotonic()
+            bench.measure(group)
+            results.add({"kind": "group", "group": group.key, "seconds": round(time.monotonic() - began, 1)})
+            tell(f"{group.key}: {time.monotonic() - began:.0f} s")
+
+
+class _Bench:
+    """Groups, one after the other."""
+
+    def __init__(self, folder: Path, settings: OffloadSettings, results: Results, tell: Tell) -> None:
+        self._folder, self._settings, self._results, self._tell = folder, settings, results, tell
+
+    def measure(self, group: OffloadGroup) -> None:
+        rows = self._rows(group)
+        batches = self._batches(group, rows)
+        for ways in batches:
+            try:
+                self._measure(group, ways, rows)
+            except (HapiError, OSError) as error:
+                self._leave_out(group, ways, str(error))
+
+    def _leave_out(self, group: OffloadGroup, ways: Sequence[str], why: str) -> None:
+        for way in ways:
+            self._results.add({"kind": "left out", "group": group.key, "way": way, "why": why})
+        self._tell(f"{group.key}: {', '.join(ways)} left out: {why}")
+
+    def _batches(self, group: OffloadGroup, rows: int) -> list[list[str]]:
+        """Ways that are alive together; those that do not fit at all are recorded."""
+        free = host_free_bytes() or 0
+        room = shutil.disk_usage(self._folder).free
+        found: list[list[str]] = []
+        left_bytes, left_disk = 0.0, 0.0
+        for way in group.ways:
+            needed = self._memory_needed(group, way, rows)
+            stored = _DISK_BYTES * parameters_of(group.tail) + 2 * _PROBED_BYTES if way in OFFLOADED else 0
+            if needed > free or stored > room:
+                what = f"{needed / 1e9:.1f} GB of memory and {stored / 1e9:.1f} GB of disk"
+                why = f"needs about {what}; {free / 1e9:.1f} and {room / 1e9:.1f} are free"
+                self._leave_out(group, [way], why)
+                continue
+            if not found or needed > left_bytes or stored > left_disk:
+                found.append([])
+                left_bytes, left_disk = free, room
+            found[-1].append(way)
+            left_bytes, left_disk = left_bytes - needed, left_disk - stored
+        return found
+
+    @staticmethod
+    def _memory_needed(group: OffloadGroup, way: str, rows: int) -> float:
+        each = 5.0 if way in OFFLOADED else 16.0
+        activations = rows * ROW_BYTES * blocks_of(group.tail)
+        return each * parameters_of(group.tail) + 1.1 * activations + _PROCESS_BYTES
+
+    def _task(self, group: OffloadGroup, way: str, rows: int, folder: Path) -> TrainTask:
+        drives = [folder / f"{way}-{number}" for number in range(group.drives)]
+        for drive in drives:
+            drive.mkdir(parents=True, exist_ok=True)
+        return TrainTask(
+            way=way,
+            blocks=blocks_of(group.tail),
+            rows=rows,
+            memory=int(group.memory_share * 16 * parameters_of(group.tail)),
+            folders=tuple(map(str, drives)),
+            rate=group.rate,
+            clipped=group.clipped,
+        )
+
+    def _measure(self, group: OffloadGroup, ways: Sequence[str], rows: int) -> None:
+        """Let ``ways`` take turns."""
+        settings = self._settings
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="group-", dir=self._folder)))
+            clients: dict[str, TrainingClient] = {}
+            for way in ways:
+                task = self._task(group, way, rows, folder)
+                clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit)
+                stack.callback(clients[way].stop)
+            for client in clients.values():
+                client.call(do="warm", steps=_WARM_STEPS)
+            began = time.monotonic()
+            for round_index in range(settings.rounds):
+                if round_index >= 2 and time.monotonic() - began > settings.seconds:
+                    break
+                answers = {}
+                for way in rotated(tuple(ways), round_index):
+                    rate = self._rate(clients[way], group) if way in OFFLOADED else None
+                    answers[way] = {**clients[way].call(do="turn", steps=settings.steps), "rate": rate}
+                record = {"kind": "turn", "group": group.key, "turn": round_index, "ways": list(ways)}
+                self._results.add(
+                    {**record, "rows": rows, "parameters": parameters_of(group.tail), "answers": answers}
+                )
+
+    def _rate(self, client: TrainingClient, group: OffloadGroup) -> float:
+        nbytes = _PROBED_BYTES // (4 if group.rate or self._settings.quick else 1)
+        return float(client.call(do="rate", bytes=nbytes)["rate"])
+
+    def _rows(self, group: OffloadGroup) -> int:
+        """Rows of a batch that puts the group into its regime, on this machine."""
+        if self._settings.quick:
+            return 16
+        if group.regime not in REGIMES:
+            return _USUAL_ROWS
+        found = self._calibration()
+        rate = group.rate * group.drives or found["rate"]
+        scale = parameters_of(group.tail) / found["parameters"]
+        wanted = REGIMES[group.regime] * _STEP_BYTES * parameters_of(group.tail) / rate / scale
+        rows = int((wanted - found["fixed"]) / max(found["each_row"], 1e-9))
+        return min(max(rows, _LEAST_ROWS), most_rows(group.tail))
+
+    def _calibration(self) -> dict[str, Any]:
+        """Seconds of a step of AdamW in memory, over rows, and the disk's rate; measured once for a file of results."""
+        for record in self._results.records:
+            if record["kind"] == "calibration":
+                return record
+        tail = "100M"
+        group = OffloadGroup(part="calibration", tail=tail, regime="", ways=(MEMORY, ACTIVE))
+        seconds, rate = {}, 0.0
+        for rows in (32, 256):
+            with tempfile.TemporaryDirectory(prefix="group-", dir=self._folder) as made:
+                task = self._task(group, MEMORY, rows, Path(made))
+                client = TrainingClient(task, Path(made) / "log", self._settings.limit)
+                try:
+                    client.call(do="warm", steps=1)
+                    seconds[rows] = min(client.call(do="turn", steps=1)["seconds"] for _ in range(3))
+                    rate = max(rate, self._rate(client, group))
+                finally:
+                    client.stop()
+        each = (seconds[256] - seconds[32]) / (256 - 32)
+        record = {
+            "kind": "calibration",
+            "parameters": parameters_of(tail),
+            "each_row": each,
+            "fixed": seconds[32] - 32 * each,
+            "rate": rate,
+            "cores": os.cpu_count(),
+        }
+        self._results.add(record)
+        return record
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raise UsageError unless ``folder`` is one that is there."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--folder {folder}: is not a folder; make it on the disk to be used")

@@ -1,0 +1,223 @@
+"""A process that trains one tail in one way: ``python -m benchmarks.offload.program TASK``.
+
+It answers each line of its input (a JSON object) by one line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hapi
+from benchmarks.offload.drives import mixed_rate, use_slow_drives
+from benchmarks.offload.settings import (
+    ASIDE,
+    CHECKPOINTED,
+    NAIVE,
+    OFFLOADED,
+    RECOMPUTE,
+    SAVED,
+    SERIAL,
+    SWAP,
+    WIDTH,
+)
+from hapi.offload.optimizer import OffloadedOptimizer
+
+_LOOK_SECONDS = 0.02
+_IDLE_SECONDS = 0.3
+_PLENTY = 1 << 50
+"""Bytes of memory, in which every training fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTask:
+    """Job of one process."""
+
+    way: str
+    blocks: int
+    rows: int
+    memory: int
+    """Bytes that Hapi is given."""
+    folders: tuple[str, ...]
+    rate: float = 0.0
+    """Bytes a second of each drive; 0 for the disk as it is."""
+    clipped: float | None = None
+
+
+class Block(nn.Module):
+    """The feed-forward half of a transformer's block."""
+
+    def __init__(self) -> None:
+        """Make it with random weights."""
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rows of the same shape, (rows, ``WIDTH``)."""
+        found: torch.Tensor = values + self.down(nn.functional.gelu(self.up(self.norm(values))))
+        return found
+
+
+class Tail(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(self, blocks: int, is_checkpointed: bool) -> None:
+        """Make so many; checkpointed ones compute their forward pass a second time."""
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self._is_checkpointed = is_checkpointed
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rows of the same shape."""
+        for block in self.blocks:
+            values = (
+                checkpoint(block, values, use_reentrant=False) if self._is_checkpointed else block(values)
+            )
+        return values
+
+
+class Training:
+    """A tail in training."""
+
+    def __init__(self, task: TrainTask) -> None:
+        """Build it."""
+        torch.manual_seed(0)
+        self._task, self._steps = task, 0
+        if task.rate:
+            use_slow_drives(task.rate)
+        self._model: nn.Module = Tail(task.blocks, task.way == CHECKPOINTED)
+        self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        if task.way in OFFLOADED or task.way == ASIDE:
+            self._model, self._optimizer = hapi.offload_training(
+                self._model,
+                self._optimizer,
+                memory=_PLENTY if task.way == ASIDE else task.memory,
+                disk=list(task.folders),
+                mode=task.way if task.way in (NAIVE, SERIAL) else "active",
+                activations=task.way if task.way in (SWAP, RECOMPUTE) else "auto",
+            )
+        self._input = torch.randn(task.rows, WIDTH)
+        self._target = torch.randn(task.rows, WIDTH)
+
+    def step(self) -> None:
+        """Take one."""
+        self._optimizer.zero_grad()
+        hooks: AbstractContextManager[Any] = nullcontext()
+        if self._task.way == SAVED:
+            hooks = torch.autograd.graph.save_on_cpu()
+        with hooks:
+            loss = nn.functional.mse_loss(self._model(self._input), self._target)
+        loss.backward()
+        if self._task.clipped is not None:
+            share, count = self._task.clipped, self._steps
+            clips = int((count + 1) * share) > int(count * share)
+            nn.utils.clip_grad_norm_(self._model.parameters(), 1e-3 if clips else 1e9)
+        self._optimizer.step()
+        self._steps += 1
+
+    def take_turn(self, steps: int) -> dict[str, Any]:
+        """Take one step that does not count and ``steps`` that do; wait until nothing is written any more."""
+        self.step()
+        before, began = self.counts(), time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        seconds = (time.perf_counter() - began) / steps
+        after = self.counts()
+        _await_idle()
+        return {"seconds": seconds, **{name: (after[name] - before[name]) / steps for name in before}}
+
+    def counts(self) -> dict[str, float]:
+        """Return what was moved so far."""
+        if not isinstance(self._optimizer, OffloadedOptimizer):
+            return {"bytes": 0, "waited": 0.0, "redone": 0}
+        found = self._optimizer.report()
+        swapped = found["activations"]
+        return {
+            "bytes": sum(each["bytes_read"] + each["bytes_written"] for each in (found, swapped)),
+            "waited": found["waited_seconds"] + swapped["seconds_waited"],
+            "redone": found["redone_steps"],
+        }
+
+    def close(self) -> None:
+        """Remove what lies on the disk."""
+        if isinstance(self._optimizer, OffloadedOptimizer):
+            self._optimizer.close()
+
+
+class Memory:
+    """Highest resident and anonymous memory of this process."""
+
+    def __init__(self) -> None:
+        """Look from now on."""
+        self._anonymous = 0
+        threading.Thread(target=self._watch, name="hapi-memory", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self._anonymous = max(self._anonymous, _status("RssAnon"))
+            time.sleep(_LOOK_SECONDS)
+
+    def peaks(self) -> dict[str, int]:
+        """Return both in bytes."""
+        return {"peak": _status("VmHWM"), "anonymous": self._anonymous}
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def _await_idle() -> None:
+    """Wait until this process has moved no byte from or to a disk for a while."""
+    before, since = "", time.monotonic()
+    while time.monotonic() - since < _IDLE_SECONDS:
+        now = Path("/proc/self/io").read_text(encoding="ascii")
+        moved = "".join(line for line in now.splitlines() if line.startswith(("read_bytes", "write_bytes")))
+        if moved != before:
+            before, since = moved, time.monotonic()
+        time.sleep(_LOOK_SECONDS)
+
+
+def _disk_bytes(folders: tuple[str, ...]) -> int:
+    files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+def main() -> int:
+    """Answer lines until there are no more."""
+    known = json.loads(sys.argv[1])
+    task = TrainTask(**{**known, "folders": tuple(known["folders"])})
+    memory, training = Memory(), Training(task)
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order["do"] == "warm":
+                for _ in range(order["steps"]):
+                    training.step()
+                _await_idle()
+                answer: dict[str, Any] = {}
+            elif order["do"] == "rate":
+                folders = [Path(folder) for folder in task.folders]
+                answer = {"rate": mixed_rate(folders, order["bytes"], task.rate)}
+            else:
+                answer = training.take_turn(order["steps"])
+            print(json.dumps({**answer, **memory.peaks(), "on_disk": _disk_bytes(task.folders)}), flush=True)
+    finally:
+        training.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

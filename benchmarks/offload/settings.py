@@ -1,0 +1,146 @@
+"""Cells of the benchmark ``offload``: a tail, a batch, a number of drives, and the ways that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hapi.errors import UsageError
+
+WIDTH = 1024
+"""Width of a block."""
+BLOCK_PARAMETERS = 8 * WIDTH * WIDTH + 7 * WIDTH
+"""Two dense layers with biases, and a norm."""
+ROW_BYTES = 40 * WIDTH
+"""A block saves so many bytes for a row's backward pass."""
+TAILS = {"100M": 12, "218M": 26, "1B": 119}
+"""Blocks of the tails."""
+QUICK_TAIL = "8M"
+_BLOCKS = {**TAILS, QUICK_TAIL: 1}
+
+MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED = (
+    "memory", "active", "naive", "serial", "save_on_cpu", "checkpoint"
+)  # fmt: skip
+ASIDE = "aside"
+SWAP, RECOMPUTE = "swap", "recompute"
+WAYS = {
+    MEMORY: "AdamW in memory",
+    ACTIVE: "Hapi, active",
+    NAIVE: "Hapi, naive",
+    SERIAL: "Hapi, serial",
+    SAVED: "save_on_cpu",
+    CHECKPOINTED: "full recompute",
+    ASIDE: "Hapi, stepping aside",
+    SWAP: "Hapi, swaps all it can",
+    RECOMPUTE: "Hapi, recomputes all it can",
+}
+OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE)
+"""Ways whose states lie on a disk."""
+COMPUTE, BALANCED, IO = "compute-bound", "balanced", "I/O-bound"
+REGIMES = {COMPUTE: 2.0, BALANCED: 1.0, IO: 0.6}
+"""Seconds of computing over those of the disk that a batch is to have."""
+PARTS = ("steps", "size", "disks", "aside", "clipping", "swap")
+GOALS = "goals"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadGroup:
+    """Ways that take turns on one job."""
+
+    part: str
+    tail: str
+    regime: str
+    ways: tuple[str, ...]
+    drives: int = 1
+    rate: float = 0.0
+    """Bytes a second of each drive; 0 for the disk as it is."""
+    clipped: float | None = None
+    """Share of the steps whose gradients are clipped; None without a norm."""
+    memory_share: float = 0.5
+    """Memory that Hapi is given, over AdamW's in memory without activations."""
+
+    @property
+    def key(self) -> str:
+        """Unlike that of any other group."""
+        clip = "" if self.clipped is None else f"/clipped {self.clipped:.0%}"
+        drives = f"/{self.drives} drives of {self.rate / 1e6:.0f} MB/s" if self.rate else ""
+        return f"{self.part}/{self.tail}/{self.regime}{clip}{drives}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadSettings:
+    """Choice of what is measured, and how."""
+
+    parts: tuple[str, ...] = PARTS
+    tails: tuple[str, ...] = tuple(TAILS)
+    rounds: int = 3
+    """Each way of a group has so many."""
+    steps: int = 2
+    """Timed steps of a turn, after one that does not count."""
+    seconds: float = 150.0
+    """A group begins no further turn after so long, once it has two."""
+    cap: float = 2e9
+    """Bytes of the control group of the part ``size``."""
+    limit: float = 300.0
+    """Longest time of one answer, in seconds."""
+    quick: bool = False
+
+    def groups(self) -> list[OffloadGroup]:
+        """Return all groups, by part."""
+        tails = (QUICK_TAIL,) if self.quick else self.tails
+        return [group for part in self.parts for group in _groups(part, tails, self.quick)]
+
+
+def blocks_of(tail: str) -> int:
+    """Return the blocks of a tail; UsageError for an unknown one."""
+    if tail not in _BLOCKS:
+        raise UsageError(f"--tail {tail}: expected one of {', '.join(TAILS)}")
+    return _BLOCKS[tail]
+
+
+def parameters_of(tail: str) -> int:
+    """Return the parameters of a tail."""
+    return blocks_of(tail) * BLOCK_PARAMETERS
+
+
+def most_rows(tail: str) -> int:
+    """Rows of a batch whose activations have 2.5 bytes for each parameter: what half of AdamW's memory leaves."""
+    return int(2.5 * parameters_of(tail) / (ROW_BYTES * blocks_of(tail)))
+
+
+def _groups(part: str, tails: Sequence[str], quick: bool) -> list[OffloadGroup]:
+    small = tails[0]
+    slow = 50e6 if quick else 300e6
+    everyone = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
+    if part == "steps":
+        return [
+            OffloadGroup(part=part, tail=tail, regime=regime, ways=everyone)
+            for tail in tails
+            for regime in ((IO,) if tail == "1B" or quick else REGIMES)
+        ]
+    if part == "disks":
+        return [
+            OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, SERIAL), drives=count, rate=slow)
+            for count in ((1, 2) if quick else (1, 2, 3, 4))
+        ]
+    if part == "aside":
+        return [OffloadGroup(part=part, tail=small, regime=IO, ways=(MEMORY, ASIDE))]
+    if part == "clipping":
+        return [
+            OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, SERIAL), clipped=share)
+            for share in (0.0, 0.5, 1.0)
+        ]
+    if part == "swap":
+        ways = (ACTIVE, SWAP, RECOMPUTE)
+        return [OffloadGroup(part=part, tail=small, regime=COMPUTE, ways=ways, memory_share=0.3)]
+    if part == GOALS:
+        compared = {
+            COMPUTE: (MEMORY, ACTIVE),
+            BALANCED: (MEMORY, ACTIVE),
+            IO: (MEMORY, ACTIVE, NAIVE, SERIAL),
+        }
+        found = [
+            OffloadGroup(part=part, tail=small, regime=regime, ways=ways) for regime, ways in compared.items()
+        ]
+        return [*found, OffloadGroup(part=part, tail=small, regime="when all fits", ways=(MEMORY, ASIDE))]
+    return []
