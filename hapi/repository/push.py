@@ -227,8 +227,8 @@ class _Draft:
 def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: PushProgress) -> Pushed:
     with running(store) as push:
         plan = _planned(store, draft, push, repair)
-        if repair:
-            mend(store, plan, push.lease)
+        if repair and not mend(store, plan, push.lease):
+            plan = _planned(store, draft, push, repair=False)  # which leaves out packs that stay cut short
         newest = _newest(store, name)
         whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
         if newest is not None and whole and not plan.packs and _same(newest, draft):

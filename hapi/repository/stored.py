@@ -205,15 +205,13 @@ class StoredModel(PushedModel):
         if [(e.pack, e.start) for e in found] != [(e.pack, e.start) for e in entries]:
             self.manifest = now
             return found
-        ends: dict[str, int] = {}
-        for entry in entries:
-            ends[entry.pack] = max(entry.stop, ends.get(entry.pack, 0))
-        for key, stop in ends.items():
+        ends = {entry.pack: entry for entry in sorted(entries, key=lambda entry: entry.stop)}
+        for key, last in ends.items():
             size = self._size(key)
-            if size < stop:
+            if size < last.stop:
                 raise DataError(
-                    f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {stop} or more are needed;"
-                    f" {REMEDY}"
+                    f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {last.stop} or more are "
+                    f"needed for tensor {last.name!r}; {REMEDY}"
                 ) from error
         raise error
 

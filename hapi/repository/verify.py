@@ -16,6 +16,8 @@ from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
 
 Verified = set[tuple[str, int, str]]
 """Pack, first byte and digest of tensors that were found sound; models share them."""
+_NAMED = 3
+"""Tensors that a pack lost and that are named one by one; the others are counted."""
 
 
 def verify_model(
@@ -58,13 +60,14 @@ def verify_model(
         return report
     report.version = manifest.digest
     on_start(manifest)
-    problems = {key: _problem_of_size(store, key, manifest) for key in manifest.packs}
-    for key, problem in problems.items():
+    held = {key: _held_bytes(store, key) for key in manifest.packs}
+    for key, nbytes in held.items():
+        problem = _problem_of_size(manifest, key, nbytes)
         if problem is not None:
             report.add(Damage(key, problem))
     for entry in manifest.tensors.values():
         place = (entry.pack, entry.start, entry.digest)
-        if problems[entry.pack] is None and place not in verified:
+        if entry.stop <= (held[entry.pack] or 0) and place not in verified:
             if _digest(store, entry, report, on_progress) == entry.digest:
                 verified.add(place)
             else:
@@ -80,14 +83,24 @@ def verify_model(
     return report
 
 
-def _problem_of_size(store: ObjectStore, key: str, manifest: ModelManifest) -> str | None:
-    entries = [entry for entry in manifest.tensors.values() if entry.pack == key]
+def _held_bytes(store: ObjectStore, key: str) -> int | None:
+    """Bytes of the pack; None where it is missing."""
     try:
-        size = store.size(key)
+        return store.size(key)
     except NotFoundError:
+        return None
+
+
+def _problem_of_size(manifest: ModelManifest, key: str, held_bytes: int | None) -> str | None:
+    entries = [entry for entry in manifest.tensors.values() if entry.pack == key]
+    if held_bytes is None:
         return f"missing, with {len(entries)} tensors"
+    lost = [repr(entry.name) for entry in entries if entry.stop > held_bytes]
+    if not lost:
+        return None
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     whole = max(entry.stop for entry in entries)
-    return None if size >= whole else f"has {size} bytes instead of {whole}"
+    return f"has {held_bytes} bytes instead of {whole}; lost: {', '.join(lost[:_NAMED])}{more}"
 
 
 def _digest(store: ObjectStore, entry: TensorEntry, report: VerifyReport, on_progress: Progress) -> str:

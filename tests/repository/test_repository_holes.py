@@ -105,6 +105,41 @@ def test_a_pack_that_is_cut_short_does_not_stop_pushes(store: LocalStore) -> Non
     assert not verify_model(store, "m").damages
 
 
+def test_a_repair_makes_up_no_bytes_of_what_a_cut_pack_lost(store: LocalStore) -> None:
+    zeros = bytes(LARGE)
+    both = pushed(store, "m", layer("a", ONE), layer("b", TWO), layer("c", THREE), layer("d", zeros)).manifest
+    key, b, c = both.packs[0], both.tensors["b.0"], both.tensors["c.0"]
+    whole = store.get(key)
+    for cut in (b.start + 99, b.start, b.start - 99):
+        store.put(key, whole[:cut])
+        # nothing gives B, so that C and D cannot stand behind it; A is written again where it was cut too
+        pushed(store, "n", layer("c", THREE), layer("d", zeros))
+        tail = [layer("a", ONE), layer("c", THREE), layer("d", zeros)]
+        repaired = push_tensors(store, "n", tail, repair=True)
+        assert not verify_model(store, "n").damages and key not in repaired.model.manifest.packs
+        assert store.get(key) == whole[: max(cut, b.start)]
+        (damage,) = verify_model(store, "m").damages
+        assert str(damage).endswith("lost: 'b.0', 'c.0', 'd.0'")
+        assert verify_model(store, "m").samples == 1  # A is readable
+    assert not push_tensors(store, "n", tail, repair=True).new
+    push_tensors(
+        store, "m", [layer("a", ONE), layer("b", TWO), layer("c", THREE), layer("d", zeros)], repair=True
+    )
+    assert store.get(key) == whole and c.stop < len(whole)
+    assert not verify_model(store, "m@1").damages
+
+
+def test_a_repair_writes_lost_padding_again(store: LocalStore) -> None:
+    layers = [layer("a", b"small"), layer("b", ONE)]
+    manifest = pushed(store, "m", *layers).manifest
+    (key,) = manifest.packs
+    whole, a, b = store.get(key), manifest.tensors["a.0"], manifest.tensors["b.0"]
+    assert a.stop + 1 < b.start
+    for cut in (a.stop - 1, a.stop, a.stop + 1, b.start, b.stop - 1):
+        store.put(key, whole[:cut])
+        assert not push_tensors(store, "m", layers, repair=True).new and store.get(key) == whole
+
+
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_repair_mends_every_copy(store: LocalStore, name: str) -> None:
     entry = {m.manifest.name: m for m in two_copies(store)}[name].manifest.tensors["a.0"]

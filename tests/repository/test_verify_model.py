@@ -79,7 +79,8 @@ def test_weights_that_are_cut_or_gone_and_what_belongs_to_nothing(store: ObjectS
     store.delete("models/net/other.safetensors")
     whole = store.get(key)
     store.put(key, whole[:-1])
-    assert findings(store) == [f"{key}: has {len(whole) - 1} bytes instead of {len(whole)}"]
+    lost = list(manifest.tensors)[-1]
+    assert findings(store) == [f"{key}: has {len(whole) - 1} bytes instead of {len(whole)}; lost: {lost!r}"]
     store.delete(key)
     assert findings(store) == [f"{key}: missing, with 2 tensors"]
     store.delete(manifest.structure.key)

@@ -64,7 +64,9 @@ class PackIndex:
             header = head[: _header_bytes(head)]
             if content_digest(header) != pack_id(key):
                 continue
-            if cut_short or sizes[key] >= max((stop for _, stop in _ranges(header).values()), default=0):
+            if cut_short or sizes[key] >= max(
+                (stop for _, stop in tensor_ranges(header).values()), default=0
+            ):
                 index.add(pack_id(key), header)
         return index
 
@@ -72,7 +74,7 @@ class PackIndex:
         """Add a pack, from its length field and header; a header that cannot be read has nothing to offer."""
         layers: dict[str, dict[int, PackedAt]] = {}
         counts: dict[str, int] = {}
-        for name, (start, stop) in _ranges(header).items():
+        for name, (start, stop) in tensor_ranges(header).items():
             self.sizes[pack] = max(stop, self.sizes.get(pack, 0))
             found = _TENSOR.fullmatch(name)
             if found is None:
@@ -109,6 +111,17 @@ def read_heads(store: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]
     return heads | (_read(store, longer) if longer else {})
 
 
+def tensor_ranges(header: bytes) -> dict[str, tuple[int, int]]:
+    """Return the first byte in the file of each tensor by name, and the one after its last; none if unreadable."""
+    length = _header_bytes(header)
+    try:
+        document = parse_document(header[8:length])
+        offsets = {name: entry["data_offsets"] for name, entry in document.items() if name != "__metadata__"}
+        return {name: (length + int(start), length + int(stop)) for name, (start, stop) in offsets.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
     parts = [ReadPart(key, 0, memoryview(bytearray(length))) for key, length in lengths.items()]
     try:
@@ -128,14 +141,3 @@ def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
 def _header_bytes(head: bytes) -> int:
     """Bytes of length field and header."""
     return 8 + int.from_bytes(head[:8], "little")
-
-
-def _ranges(header: bytes) -> dict[str, tuple[int, int]]:
-    """First byte in the file of each tensor by name, and the one after its last."""
-    length = _header_bytes(header)
-    try:
-        document = parse_document(header[8:length])
-        offsets = {name: entry["data_offsets"] for name, entry in document.items() if name != "__metadata__"}
-        return {name: (length + int(start), length + int(stop)) for name, (start, stop) in offsets.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}

@@ -8,19 +8,21 @@ from dataclasses import replace
 from hapi.errors import DataError
 from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES, TensorEntry
-from hapi.repository.packs.layout import HashedTensor, WritePlan
+from hapi.repository.packs.index import read_heads, tensor_ranges
+from hapi.repository.packs.layout import HashedTensor, WritePlan, is_padding
 from hapi.repository.packs.place import pack_id, pack_key
 from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
 
-def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> int:
+def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> bool:
     """Check all copies that the store has of ``plan``'s tensors; write damaged packs anew, under their names.
 
-    The other tensors of such a pack stay as they are.
+    The other tensors of such a pack stay as they are. A pack that was cut short ends where the first tensor begins
+    that the plan does not have: what stands behind is missing, and is never made up.
 
     Returns:
-        The number of damaged copies.
+        Whether all packs that were damaged are whole; otherwise the tensors need places in others.
     """
     damaged: dict[str, list[TensorEntry]] = {}
     for entry in {entry.digest: entry for entry in plan.entries.values()}.values():
@@ -28,11 +30,15 @@ def mend(store: ObjectStore, plan: WritePlan, lease: Lease) -> int:
             copy = replace(entry, pack=pack_key(pack), start=start)
             if not _sound(store, copy):
                 damaged.setdefault(copy.pack, []).append(copy)
+    whole = True
     for key, entries in damaged.items():
         lease.check()
-        size = plan.known.sizes[pack_id(key)]
-        store.put_pieces(key, size, _mended(store, key, size, entries, plan.tensors))
-    return sum(map(len, damaged.values()))
+        end = _end(store, key, entries)
+        mended = [entry for entry in entries if entry.stop <= end]
+        if mended:
+            store.put_pieces(key, end, _mended(store, key, end, mended, plan.tensors))
+        whole = whole and end == plan.known.sizes[pack_id(key)]
+    return whole
 
 
 def checked_pieces(tensor: HashedTensor) -> Iterator[memoryview]:
@@ -49,10 +55,26 @@ def checked_pieces(tensor: HashedTensor) -> Iterator[memoryview]:
 
 
 def _sound(store: ObjectStore, entry: TensorEntry) -> bool:
+    held_bytes = store.size(entry.pack)
+    if held_bytes < entry.stop:
+        return False
     checksum = TensorChecksum()
-    for piece in _read(store, entry.pack, entry.start, entry.stop, store.size(entry.pack)):
+    for piece in _read(store, entry.pack, entry.start, entry.stop, held_bytes):
         checksum.update(piece)
     return checksum.hexdigest() == entry.checksum
+
+
+def _end(store: ObjectStore, key: str, entries: Sequence[TensorEntry]) -> int:
+    """Bytes from the first on that the pack has, or that ``entries`` and padding give."""
+    end = store.size(key)
+    ranges = [(entry.start, entry.stop) for entry in entries]
+    header = read_heads(store, {key: end})[key]
+    ranges += [place for name, place in tensor_ranges(header).items() if is_padding(name)]
+    for start, stop in sorted(ranges):
+        if start > end:
+            break
+        end = max(end, stop)
+    return end
 
 
 def _mended(
@@ -62,7 +84,7 @@ def _mended(
     entries: Sequence[TensorEntry],
     tensors: Mapping[str, HashedTensor],
 ) -> Iterator[memoryview]:
-    """The pack's bytes, with those of ``entries`` from their sources; zeros for others that it lost."""
+    """The pack's bytes, with those of ``entries`` from their sources; what else it lost is padding: zeros."""
     held_bytes, at = store.size(key), 0
     for entry in sorted(entries, key=lambda e: e.start):
         if entry.start < at:
