@@ -36,7 +36,7 @@ from hapi.repository.packs.layout import (
 )
 from hapi.repository.packs.mending import checked_pieces, mend
 from hapi.repository.packs.place import pack_id, pack_key
-from hapi.repository.packs.pushes import RunningPush, running
+from hapi.repository.packs.pushes import RunningPush, running, spare_condemned
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
 from hapi.repository.versions import list_versions, next_version
@@ -298,7 +298,10 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
                 plan  # else a collection took some between the look at their headers and the word of the need
             )
         if structure in condemned.structures:
-            time.sleep(_COLLECTED_SECONDS)
+            if spare_condemned(store):
+                avoid = frozenset()
+            else:
+                time.sleep(_COLLECTED_SECONDS)
     raise ConflictError(
         f"{store.url}: what this push needs is being removed by 'hapi gc'; push again when that is done, and if none "
         "runs, run it again"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.packs.place import pack_id
-from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, PUSHES
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.stored import StoredModel
 from hapi.repository.verify import verify_model
@@ -155,6 +159,31 @@ def test_a_model_whose_pack_is_lost_is_pushed_anew_though_its_content_is_elsewhe
     store.delete(one.manifest.packs[0])
     assert push_tensors(store, "one", [layer("a", ONE)]).written == 0
     assert not verify_model(store, "one").damages
+
+
+def test_a_push_waits_for_no_collection_that_was_killed(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("hapi.repository.push.time", SimpleNamespace(sleep=waits.append))
+    structure = pushed(store, "m", layer("a", ONE)).manifest.structure
+    remove_model(store, "m@1")
+    killed = f"""
+import os, signal
+from hapi.repository.packs.collect import collect_packs
+from hapi.store.local import LocalStore
+LocalStore.delete = lambda store, key: os.kill(os.getpid(), signal.SIGKILL)
+collect_packs(LocalStore({str(tmp_path)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGKILL
+    assert structure.digest.encode() in store.get(CONDEMNED) and store.exists(COLLECTION)
+    with store.lock(COLLECTION), pytest.raises(ConflictError, match="being removed by 'hapi gc'"):
+        pushed(store, "m", layer("a", ONE))  # one that lives is waited for
+    assert store.exists(CONDEMNED) and waits
+    waits.clear()
+    pushed(store, "m", layer("a", ONE))
+    assert not waits and not store.exists(CONDEMNED) and not verify_model(store, "m").damages
+    assert collect_packs(store) == () and store.exists(structure.key)
 
 
 def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(store: LocalStore) -> None:

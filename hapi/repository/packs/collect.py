@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from hapi.errors import DataError, NotFoundError
 from hapi.repository.packs.place import PACKS, is_pack, pack_id, pack_key
-from hapi.repository.packs.pushes import CONDEMNED, PUSHES, Needed, needed_by_pushes
+from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, PUSHES, Needed, needed_by_pushes
 from hapi.repository.structure_key import STRUCTURES, structure_key
 from hapi.repository.versions import (
     document_checksum,
@@ -26,8 +26,6 @@ from hapi.repository.versions import (
     version_key,
 )
 from hapi.store.base import ObjectInfo, ObjectStore
-
-LOCK = "repository/gc.lock"
 
 
 def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectInfo, ...]:
@@ -46,7 +44,7 @@ def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectI
     """
     if dry_run or not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES))) or store.exists(CONDEMNED)):
         return tuple(_garbage(store, clean=False).values())
-    with store.lock(LOCK) as lease:
+    with store.lock(COLLECTION) as lease:
         going = _garbage(store, clean=True)
         if going:
             packs = sorted(pack_id(key) for key in going if is_pack(key))

@@ -3,11 +3,12 @@
     STORE/repository/pushes/ID.lock     held while the push runs
     STORE/repository/pushes/ID.json     packs and the structure that it uses or writes
     STORE/repository/condemned.json     packs and structures that a collection is about to remove
+    STORE/repository/gc.lock            held while the collection runs
 
 A push says first what it needs, and then looks at what is condemned. A collection says first what it condemns, and
 then looks at what is needed. So at least one of the two sees the other, whatever the order: the push stores a condemned
-pack's content again (for a structure, whose name cannot differ, it waits), the collection spares what is needed. Brings
-no torch.
+pack's content again (for a structure, whose name cannot differ, it waits, unless the collection is dead), the
+collection spares what is needed. Brings no torch.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
 PUSHES, CONDEMNED = "repository/pushes", "repository/condemned.json"
+COLLECTION = "repository/gc.lock"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,18 @@ def condemned(store: ObjectStore) -> Needed:
         return _ids(store, CONDEMNED)
     except NotFoundError:
         return Needed()
+
+
+def spare_condemned(store: ObjectStore) -> bool:
+    """Let nothing be condemned any more where a collection died; return False while one runs."""
+    try:
+        with store.lock(COLLECTION) as lease:
+            if store.exists(CONDEMNED):
+                lease.check()
+                store.delete(CONDEMNED)
+    except ConflictError:
+        return False
+    return True
 
 
 def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
