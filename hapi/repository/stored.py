@@ -205,13 +205,14 @@ class StoredModel(PushedModel):
         if [(e.pack, e.start) for e in found] != [(e.pack, e.start) for e in entries]:
             self.manifest = now
             return found
-        ends = {entry.pack: entry for entry in sorted(entries, key=lambda entry: entry.stop)}
-        for key, last in ends.items():
+        for key in dict.fromkeys(entry.pack for entry in entries):
             size = self._size(key)
-            if size < last.stop:
+            lost = [entry for entry in entries if entry.pack == key and entry.stop > size]
+            if lost:
+                first, stop = min(lost, key=lambda entry: entry.start), max(entry.stop for entry in lost)
                 raise DataError(
-                    f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {last.stop} or more are "
-                    f"needed for tensor {last.name!r}; {REMEDY}"
+                    f"model {self.reference!r}: {self.store.url}/{key} has {size} bytes, {stop} or more are needed: "
+                    f"it lost {len(lost)} tensors from {first.name!r} on; {REMEDY}"
                 ) from error
         raise error
 

@@ -228,7 +228,7 @@ def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) ->
         stored.load(stored.layered(), 0, 11)
     stored.load(stored.layered(), 0, 4)  # the layers before it are whole
     path.write_bytes(bytes(data[: entry.start]))
-    with pytest.raises(DataError, match=r"has .* bytes, .* or more are needed; push the model again"):
+    with pytest.raises(DataError, match=r"it lost \d+ tensors from 'layer1\.0\.conv2\.weight' on; push the"):
         stored.load(stored.layered(), 0, 11)
 
 
@@ -356,7 +356,7 @@ def test_repair_mends_what_the_store_has_for_all_models(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in packs(tmp_path)} != whole
     push(store, "net", net(), SPEC, repair=True)
     (tmp_path / entry.pack).unlink()
-    with pytest.raises(DataError, match=r"'net.*has 0 bytes.* for tensor 'conv1.weight'"):
+    with pytest.raises(DataError, match=r"'net.*has 0 bytes.* from 'conv1.weight' on"):
         first.load(first.layered(), 0, 1)
     push(store, "net", net(), SPEC)
     assert {path: path.read_bytes() for path in packs(tmp_path)} == whole
