@@ -127,11 +127,12 @@ class _Bench:
         drives = [folder / f"{way}-{number}" for number in range(group.drives)]
         for drive in drives:
             drive.mkdir(parents=True, exist_ok=True)
+        parameters, activations = parameters_of(group.tail), rows * ROW_BYTES * blocks_of(group.tail)
         return TrainTask(
             way=way,
             blocks=blocks_of(group.tail),
             rows=rows,
-            memory=int(group.memory_share * 16 * parameters_of(group.tail)),
+            memory=int(group.memory_share * (16 * parameters + activations)),
             folders=tuple(map(str, drives)),
             rate=group.rate,
             clipped=group.clipped,

@@ -57,7 +57,7 @@ class OffloadGroup:
     clipped: float | None = None
     """Share of the steps whose gradients are clipped; None without a norm."""
     memory_share: float = 0.5
-    """Memory that Hapi is given, over AdamW's in memory without activations."""
+    """Memory that Hapi is given, over what AdamW in memory takes for states and activations."""
 
     @property
     def key(self) -> str:

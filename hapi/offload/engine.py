@@ -16,8 +16,8 @@ from hapi.arrays import Bytes
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit, StateStore, buffer_of
 
-BUFFERS = 4
-"""Records of a drive in memory: read, computed, written, and one that waits for its gradient."""
+BUFFERS = 8
+"""Records of a drive in memory: those of a layer wait for its gradients while those of the layer before are written."""
 PENDING_BYTES = 64 << 20
 """Backward waits while gradients that wait for their update have more bytes than this."""
 
@@ -72,8 +72,9 @@ class _Drive:
 class Engine:
     """Updates pieces as they are submitted, and commits what was written.
 
-    A thread for each drive, one that computes, one that commits. New records go to the slot that is not valid; they
-    are written only after the step before is durable, whose other slot that is.
+    A thread for each drive, one that commits, and one that computes beside a device. On a CPU the training's own thread
+    computes, between two layers and where it waits: a further one would take the cores from backward. New records go to
+    the slot that is not valid; they are written only after the step before is durable, whose other slot that is.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Engine:
         reads_master: Callable[[StatePiece], bool],
         *,
         buffers: int = BUFFERS,
+        has_thread: bool = False,
     ) -> None:
         """Begin without work.
 
@@ -93,7 +95,9 @@ class Engine:
             update: computes the new record of a piece in its buffer.
             reads_master: whether the master weights of a piece are read too.
             buffers: of each drive; 1 reads, computes and writes one after the other (Figure 3a).
+            has_thread: compute in a thread of its own.
         """
+        self._has_thread = has_thread
         self._store, self._pieces = store, layout.pieces
         self._update, self._reads_master = update, reads_master
         self.traffic = Traffic()
@@ -124,7 +128,7 @@ class Engine:
         self._commit: Commit | None = None
         self._error: BaseException | None = None
         self._closing = False
-        jobs: list[Callable[[], None]] = [self._run_updates, self._run_commits]
+        jobs: list[Callable[[], None]] = [self._run_commits, *([self._run_updates] if has_thread else [])]
         jobs += [lambda drive=drive: self._run_drive(drive) for drive in self._drives]  # type: ignore[misc]
         self._threads = [
             threading.Thread(target=self._guarded, args=(job,), daemon=True, name="hapi-offload")
@@ -154,6 +158,16 @@ class Engine:
                 self._taken.add(number)
                 self._drive_of(number).asked.append(number)
             self._condition.notify_all()
+
+    def help(self) -> None:
+        """Compute what is read and submitted, in the caller's thread where no other one does."""
+        while not self._has_thread:
+            with self._condition:
+                self._check()
+                taken = self._take_update()
+            if taken is None:
+                return
+            self._compute(*taken)
 
     def drain(self) -> None:
         """Wait until all submitted pieces are computed; their writes may still run."""
@@ -211,11 +225,18 @@ class Engine:
             thread.join()
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        began = time.perf_counter()
-        with self._condition:
-            self._condition.wait_for(lambda: self._error is not None or is_done())
-            self.traffic.waited_seconds += time.perf_counter() - began
-            self._check()
+        while True:
+            began = time.perf_counter()
+            with self._condition:
+                self._condition.wait_for(lambda: self._error is not None or is_done() or self._may_help())
+                self.traffic.waited_seconds += time.perf_counter() - began
+                self._check()
+                if is_done():
+                    return
+            self.help()
+
+    def _may_help(self) -> bool:
+        return not self._has_thread and self._next_update() is not None
 
     def _check(self) -> None:
         if self._error is not None:
@@ -319,23 +340,32 @@ class Engine:
                 self._condition.wait_for(lambda: self._stops or self._next_update() is not None)
                 if self._stops:
                     return
-                number = self._next_update()
-                if number is None:
-                    continue
-                loaded = self._loaded.pop(number)
-                self._computing.add(number)
-            began = time.perf_counter()
-            self._update(self._pieces[number], loaded)
-            with self._condition:
-                write = _Write(self._step, number, 1 - self.slots[number], loaded.buffer)
-                self._drive_of(number).writes.append(write)
-                self._writing[number] += 1
-                self._pending[write.step] += 1
-                self._submitted.discard(number)
-                self._computing.discard(number)
-                self.traffic.pieces += 1
-                self.traffic.compute_seconds += time.perf_counter() - began
-                self._condition.notify_all()
+                taken = self._take_update()
+            if taken is not None:
+                self._compute(*taken)
+
+    def _take_update(self) -> tuple[int, Loaded] | None:
+        """Take a piece that is read and submitted; None without one."""
+        number = self._next_update()
+        if number is None:
+            return None
+        self._computing.add(number)
+        return number, self._loaded.pop(number)
+
+    def _compute(self, number: int, loaded: Loaded) -> None:
+        """Update a piece, and hand it over to be written."""
+        began = time.perf_counter()
+        self._update(self._pieces[number], loaded)
+        with self._condition:
+            write = _Write(self._step, number, 1 - self.slots[number], loaded.buffer)
+            self._drive_of(number).writes.append(write)
+            self._writing[number] += 1
+            self._pending[write.step] += 1
+            self._submitted.discard(number)
+            self._computing.discard(number)
+            self.traffic.pieces += 1
+            self.traffic.compute_seconds += time.perf_counter() - began
+            self._condition.notify_all()
 
     def _next_update(self) -> int | None:
         return next((number for number in self._loaded if number in self._submitted), None)

@@ -62,7 +62,15 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._small, self._mode, self._where = small, mode, where
         self._update = PieceUpdate(type(optimizer), self._parameters)
         buffers = 1 if mode == "naive" else BUFFERS
-        self._engine = Engine(store, layout, self._compute, self._reads_master, buffers=buffers)
+        is_beside = any(known.parameter.device.type != "cpu" for known in self._parameters)
+        self._engine = Engine(
+            store,
+            layout,
+            self._compute,
+            self._reads_master,
+            buffers=buffers,
+            has_thread=is_beside or mode == "naive",
+        )
         self._shards = Shards(model, self._parameters, layout)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
         self._waiting = [0] * len(layout.pieces)
@@ -246,6 +254,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._counts["speculated_pieces"] += len(ready)
         self._pending += known.bytes_in_memory
         self._engine.submit(ready)
+        self._engine.help()
         if not known.keeps_in_memory:
             self._engine.wait_for_room(lambda: self._pending <= PENDING_BYTES)
 

@@ -163,12 +163,12 @@ class TrainedParameter:
         self._gradient = None
 
     def part(self, start: int, stop: int, changes: Sequence[GradientChange]) -> torch.Tensor:
-        """Return elements of the gradient after ``changes``, in the order of memory: a tensor of its own on the CPU."""
+        """Return elements of the gradient after ``changes``, in the order of memory, on the CPU; not to be changed."""
         gradient = self._gradient
         part = (
             self._read(start, stop)
             if gradient is None
-            else flat_view(gradient)[start:stop].to("cpu", copy=True)
+            else flat_view(gradient)[start:stop].to("cpu", copy=bool(changes))
         )
         for change in changes:
             change.apply(part)
