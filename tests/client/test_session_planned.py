@@ -245,7 +245,7 @@ def starve(session: Session, capacity: Callable[[int], int]) -> list[tuple[int, 
             return forward
 
         rest._layers = limited(rest._layers)
-        layers.timed(split, stop)
+        layers.timed(split, stop, session._passes._tried)
         layers._layers[split, stop][0] = limited(layers._layers[split, stop][0])
         return rest
 
