@@ -27,7 +27,8 @@ from hapi.data.mount import DatasetReader, open_dataset
 from hapi.data.transforms.pipeline import input_batch
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
-from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec
+from hapi.repository.sources.networks import build_network
 from hapi.train.steps.gradient_step import step_seed
 from hapi.wire.references import TransformSpec
 
@@ -85,7 +86,7 @@ def kept_features(folder: Path, cut: str, part: Part, tell: Callable[[str], None
     """Return the features of a part by codec, and ``labels``; from ``folder`` if they are there."""
     target = folder / f"solar-{part}-{cut}.pt"
     if not target.exists():
-        model = build(solar_spec(0, SOLAR_CLASSES), allow_import=True)
+        model = build_network(solar_spec(0, SOLAR_CLASSES), allow_import=True)
         with open_dataset(solar_dataset(folder, part)) as reader:
             found = crossed_features(model, cut, SOLAR_FREEZE, solar_inputs(reader), CODECS)
             found["labels"] = torch.from_numpy(reader.dataset.labels(np.arange(reader.count))).long()
@@ -156,7 +157,7 @@ def train_head(
     Returns:
         The trained layers and the loss of each step.
     """
-    model = build(spec, allow_import=True)
+    model = build_network(spec, allow_import=True)
     trained = model.segment(model.resolve(freeze), len(model))
     steps, losses = torch.optim.SGD(trained.parameters(), **optimizer), []
     for epoch in range(epochs):

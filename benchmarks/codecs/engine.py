@@ -41,8 +41,8 @@ from hapi.codecs.measure import measure
 from hapi.data.mount import open_dataset
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
-from hapi.models.zoo.build import build
 from hapi.models.zoo.freeze import choose_freeze
+from hapi.repository.sources.networks import build_network
 
 Tell = Callable[[str], None]
 
@@ -142,7 +142,7 @@ def _family(
 
 
 def _solar(folder: Path) -> tuple[LayeredModel, torch.Tensor, str]:
-    model = build(solar_spec(0), allow_import=True)
+    model = build_network(solar_spec(0), allow_import=True)
     with open_dataset(solar_dataset(folder, "test")) as reader:
         inputs = torch.cat(list(solar_inputs(reader, SAMPLES)))
     return (

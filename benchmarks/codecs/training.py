@@ -19,7 +19,8 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.models.graph.layers import LayeredModel
-from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec
+from hapi.repository.sources.networks import build_network
 from hapi.wire.references import TransformSpec
 
 ROWS, COLUMNS, PHOTOS = 2, 3, 2
@@ -91,7 +92,7 @@ def family(name: str, side: int, weights: str = "random:0") -> LayeredModel:
         weights: ``random:SEED`` or a file of :func:`train`.
     """
     spec = ModelSpec(architecture=name, num_classes=CLASSES, weights=weights, input_shape=(3, side, side))
-    return build(spec)
+    return build_network(spec)
 
 
 def train(name: str, side: int, most_steps: int, target: Path, tell: Callable[[str], None]) -> Training:

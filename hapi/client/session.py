@@ -168,7 +168,7 @@ class Session(Closing):
             optimizer_bytes: bytes that the loop's optimiser keeps for each byte of trained parameters, beside
                 gradients (0 for plain SGD, 1 with momentum, 2 for Adam): for the plan's estimate of memory.
             offloadable_states: tensors that the optimiser keeps for each parameter and the loop can put elsewhere
-                (:func:`hapi.offload_training`), which it does if :attr:`needs_offload`; None where they stay.
+                (:func:`hapi.offload_training`), which it does if ``needs_offload``; None where they stay.
             transports: replace the servers of the settings.
 
         Raises:
