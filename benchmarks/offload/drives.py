@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from hapi.arrays import Bytes
-from hapi.offload.pieces import ALIGNMENT, PIECE_ELEMENTS
+from hapi.offload.pieces import PIECE_ELEMENTS
 from hapi.offload.states import disk
 from hapi.offload.states.base import buffer_of
 from hapi.offload.states.drive import Drive
+from hapi.process.direct_io import aligned
 
 READ_BYTES, WRITTEN_BYTES = 8 * PIECE_ELEMENTS, 12 * PIECE_ELEMENTS
 """Bytes of a piece with AdamW in fp32, whose masters are in memory."""
@@ -96,7 +97,7 @@ def _seconds(jobs: Sequence[Callable[[], None]]) -> float:
 
 
 def _buffer() -> Bytes:
-    buffer = buffer_of(-(-WRITTEN_BYTES // ALIGNMENT) * ALIGNMENT)
+    buffer = buffer_of(aligned(WRITTEN_BYTES))
     buffer[:] = np.random.default_rng(0).integers(0, 256, len(buffer), np.uint8)
     return buffer
 

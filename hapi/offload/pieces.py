@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hapi.process.direct_io import aligned
+
 PIECE_ELEMENTS = 1 << 20
 """Most elements of a piece: with AdamW in fp32 its record has 12 MiB."""
-ALIGNMENT = 4096
-"""Bytes; what direct input and output asks of places and lengths."""
 _FLOAT = 4
 _SEGMENT_ELEMENTS = 16
 """Segments begin at multiples of so many elements (64 bytes), as tensors of their own do."""
@@ -139,17 +139,13 @@ def _piece(
         columns = parameters[parameter].columns
         places.append(tuple(end + size * column for column in range(columns)))
         end += size * columns
-    states_bytes = end = _aligned(end)
+    states_bytes = end = aligned(end)
     segments = []
     for (parameter, start, stop), states_at in zip(group, places, strict=True):
         segments.append(Segment(parameter, start, stop, states_at, end))
         end += _padded(stop - start) * _FLOAT
-    return StatePiece(number, rank, drive, at, tuple(segments), states_bytes, _aligned(end))
+    return StatePiece(number, rank, drive, at, tuple(segments), states_bytes, aligned(end))
 
 
 def _padded(elements: int) -> int:
     return -(-elements // _SEGMENT_ELEMENTS) * _SEGMENT_ELEMENTS
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.offload.pieces import ALIGNMENT, ParameterSize, plan_pieces
+from hapi.offload.pieces import ParameterSize, plan_pieces
+from hapi.process.direct_io import ALIGNMENT
 
 SIZES = st.lists(st.builds(ParameterSize, st.integers(0, 5000), st.integers(0, 3)), max_size=40)
 

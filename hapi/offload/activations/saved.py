@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from hapi.offload.activations.spill import ALIGNMENT, Part
+from hapi.offload.activations.spill import Part
+from hapi.process.direct_io import ALIGNMENT, aligned
 
 _LINE = 64
 """Bytes of alignment that arithmetic may see; a copy of a part of a storage has the original's."""
@@ -156,7 +157,7 @@ def bytes_of(tensor: torch.Tensor, extent: Extent) -> torch.Tensor:
 
 def aligned_buffer(nbytes: int, pinned: bool) -> torch.Tensor:
     """Make host memory that a disk can read into past the page cache: uint8 [n], n a multiple of the alignment."""
-    size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    size = aligned(nbytes)
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + size]

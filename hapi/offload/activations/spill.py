@@ -17,14 +17,11 @@ import numpy as np
 
 from hapi.arrays import Bytes
 from hapi.cache.disk_rates import RateMeter
+from hapi.process.direct_io import ALIGNMENT, NO_DIRECT, aligned, read_whole, write_whole
 
-ALIGNMENT = 4096
-"""Bytes that places, lengths and memory of direct transfers are multiples of."""
 _PIECE = 2 << 20
 _STRIPE = 1 << 20
 """Bytes below which a tensor is not cut over the drives."""
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
-
 Done = Callable[[OSError | None], None]
 Part = tuple["SpillDrive", int, int, int]
 """Drive, place in its file, and start and end in the tensor's bytes."""
@@ -51,7 +48,7 @@ class SpillDrive:
 
     def take(self, nbytes: int) -> int:
         """Reserve a place in the file. Not thread-safe, as is :meth:`give`: the caller has a lock."""
-        size = _aligned(nbytes)
+        size = aligned(nbytes)
         self._used += size
         if self._free[size]:
             return self._free[size].pop()
@@ -60,7 +57,7 @@ class SpillDrive:
 
     def give(self, at: int, nbytes: int) -> None:
         """Free a place; an empty file begins at its start again, whatever the sizes were."""
-        size = _aligned(nbytes)
+        size = aligned(nbytes)
         self._used -= size
         if self._used:
             self._free[size].append(at)
@@ -101,25 +98,15 @@ class SpillDrive:
 
     def _write(self, at: int, data: Bytes) -> None:
         if not self._direct:
-            self._whole(os.pwritev, at, data)
+            write_whole(self._descriptor, at, data)
             return
         for start in range(0, len(data), _PIECE):  # a tensor's memory is not aligned to the disk's blocks
             piece = data[start : start + _PIECE]
             np.copyto(self._buffer[: len(piece)], piece)
-            self._whole(os.pwritev, at + start, self._buffer[: _aligned(len(piece))])
+            write_whole(self._descriptor, at + start, self._buffer[: aligned(len(piece))])
 
     def _read(self, at: int, data: Bytes) -> None:
-        self._whole(os.preadv, at, data)
-
-    def _whole(self, move: Callable[..., int], at: int, data: Bytes) -> None:
-        view = memoryview(data.data)
-        while view:
-            moved = move(self._descriptor, [view], at)
-            if moved <= 0:
-                if move is os.preadv and len(view) < ALIGNMENT:  # the padding after the last write
-                    return
-                raise OSError(errno.EIO, "the file is shorter than it was")
-            view, at = view[moved:], at + moved
+        read_whole(self._descriptor, at, data, may_lack=ALIGNMENT)  # the padding after the last write
 
 
 class SpillFiles:
@@ -147,7 +134,7 @@ class SpillFiles:
             drive = self.drives[self._next % len(self.drives)]
             self._next += 1
             return [(drive, drive.take(nbytes), 0, nbytes)]
-        step = _aligned(-(-nbytes // len(self.drives)))
+        step = aligned(-(-nbytes // len(self.drives)))
         cuts = [*range(0, nbytes, step), nbytes]
         return [
             (drive, drive.take(end - start), start, end)
@@ -177,17 +164,13 @@ class SpillFiles:
         self.drives = []
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
 def _nameless(folder: Path) -> tuple[int, bool]:
     """Open a file without a name, past the page cache where the file system can."""
     for direct in (os.O_DIRECT, 0):
         try:
             return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC | direct, 0o600), bool(direct)
         except OSError as error:
-            if error.errno not in (*_NO_DIRECT, errno.EISDIR):
+            if error.errno not in (*NO_DIRECT, errno.EISDIR):
                 raise
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".activations-")
     Path(name).unlink()

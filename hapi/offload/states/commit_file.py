@@ -6,9 +6,11 @@ import os
 import struct
 from array import array
 
+import numpy as np
 import xxhash
 
 from hapi.offload.states.base import Commit
+from hapi.process.direct_io import aligned, write_whole
 
 _HEAD = struct.Struct("<8sQQIII")
 """Mark, number of the commit, steps done, number of pieces, number of parameters, bytes of extra state."""
@@ -24,7 +26,7 @@ class CommitFile:
         self._descriptor = descriptor
         self._form = pieces, parameters, extra_bytes
         self._size = _HEAD.size + pieces + 8 * parameters + extra_bytes
-        self._block = -(-(self._size + _SUM.size) // 4096) * 4096
+        self._block = aligned(self._size + _SUM.size)
         found = [commit for commit in map(self._read, (0, 1)) if commit is not None]
         self.newest = max(found, key=lambda commit: commit.number, default=None)
         """Last commit; None in a new file."""
@@ -50,7 +52,7 @@ class CommitFile:
         if len(body) != self._size:
             raise ValueError(f"a commit of {len(body)} bytes in a file for {self._size}")
         body += _SUM.pack(xxhash.xxh3_64_intdigest(body))
-        _write_all(self._descriptor, body, (commit.number % 2) * self._block)
+        write_whole(self._descriptor, (commit.number % 2) * self._block, np.frombuffer(body, np.uint8))
         os.fdatasync(self._descriptor)
         self.newest = commit
 
@@ -67,10 +69,3 @@ class CommitFile:
         extra_at = counts_at + 8 * parameters
         counts = array("Q", body[counts_at:extra_at])
         return Commit(number, steps, body[_HEAD.size : counts_at], tuple(counts), body[extra_at:])
-
-
-def _write_all(descriptor: int, body: bytes, at: int) -> None:
-    view = memoryview(body)
-    while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written

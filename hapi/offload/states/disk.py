@@ -12,11 +12,12 @@ import numpy as np
 
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
-from hapi.offload.pieces import ALIGNMENT, Layout, StatePiece
+from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit
 from hapi.offload.states.commit_file import CommitFile
 from hapi.offload.states.drive import Drive
 from hapi.offload.states.folder import OffloadFolder
+from hapi.process.direct_io import ALIGNMENT, read_whole, write_whole
 from hapi.units import format_bytes
 
 
@@ -114,19 +115,11 @@ class DiskStates:
 
     def write_gradient(self, at: int, values: Bytes) -> None:
         """Keep a gradient; through the page cache, because most are read again at once."""
-        view = memoryview(values.data)
-        while view:
-            written = os.pwrite(self._gradients, view, at)
-            view, at = view[written:], at + written
+        write_whole(self._gradients, at, values)
 
     def read_gradient(self, at: int, values: Bytes) -> None:
         """Read a kept gradient."""
-        view = memoryview(values.data)
-        while view:
-            count = os.preadv(self._gradients, [view], at)
-            if count <= 0:
-                raise OSError(5, "the file of gradients is shorter than it was")
-            view, at = view[count:], at + count
+        read_whole(self._gradients, at, values)
 
     def close(self, *, remove: bool) -> None:
         """Close the files; ``remove`` them and give the disks' room back."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 from hapi.arrays import Bytes
-
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+from hapi.process.direct_io import NO_DIRECT, read_whole, write_whole
 
 
 class Drive:
@@ -34,13 +32,19 @@ class Drive:
 
     def read(self, at: int, values: Bytes) -> None:
         """Fill ``values`` from byte ``at``."""
-        self._move(os.preadv, at, values)
+        try:
+            read_whole(self._descriptor, at, values)
+        except OSError as error:
+            raise self._named(error) from None
         if not self._direct:
             os.posix_fadvise(self._descriptor, at, len(values), os.POSIX_FADV_DONTNEED)
 
     def write(self, at: int, values: Bytes) -> None:
         """Write ``values`` to byte ``at``; durable after :meth:`sync`."""
-        self._move(os.pwritev, at, values)
+        try:
+            write_whole(self._descriptor, at, values)
+        except OSError as error:
+            raise self._named(error) from None
         self._dirty = True
 
     def sync(self) -> None:
@@ -59,19 +63,8 @@ class Drive:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _move(self, move: object, at: int, values: Bytes) -> None:
-        view = memoryview(values.data)
-        while view:
-            try:
-                moved = move(self._descriptor, [view], at)  # type: ignore[operator]
-            except OSError as error:
-                raise self._named(error) from None
-            if moved <= 0:
-                raise OSError(errno.EIO, "the file is shorter than it was", str(self._path))
-            view, at = view[moved:], at + moved
-
     def _named(self, error: OSError) -> OSError:
-        return OSError(error.errno, os.strerror(error.errno or 0), str(self._path))
+        return OSError(error.errno, error.strerror, str(self._path))
 
 
 def _opened(path: Path) -> tuple[int, bool]:
@@ -79,6 +72,6 @@ def _opened(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError as error:
-        if error.errno not in _NO_DIRECT:
+        if error.errno not in NO_DIRECT:
             raise
         return os.open(path, flags, 0o600), False
