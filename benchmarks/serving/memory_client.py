@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hapi.allocator import keep_freed_memory
-from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, status_bytes, warm_up_libraries
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, status_bytes
+from hapi.models.warm_up import warm_up_libraries
 from hapi.models.zoo.build import ModelSpec, structure
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.work import fill

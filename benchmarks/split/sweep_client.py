@@ -27,11 +27,11 @@ from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Prefetcher
 from hapi.client.loading.wire_codecs import WireCodecs
-from hapi.client.memory import warm_up_libraries
 from hapi.client.planning.split_source import planning_of
 from hapi.client.session import Session
 from hapi.config.settings import load
 from hapi.errors import DeviceMemoryError, HapiError
+from hapi.models.warm_up import warm_up_libraries
 from hapi.profiler.profile import Profile
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.optimizer import make_optimizer

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import free_bytes, give_back_unused
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import take_weights
+from hapi.models.warm_up import warm_up_libraries
 from hapi.process.memory_errors import is_out_of_memory
 
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
@@ -96,20 +96,6 @@ class MemoryBudget:
         # Libraries' code that is read meanwhile is no memory of the job's: the system takes it back when it must.
         code = max(0, status_bytes("RssFile") - self._code)
         return max(0, status_bytes("VmHWM") - self._before - code)
-
-
-def warm_up_libraries() -> None:
-    """Let a CPU's libraries take the memory now that they take in any training: imports, threads, generated
-    code.
-    """
-    with torch.random.fork_rng(devices=[]):
-        layers = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
-        )
-        inputs, labels = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
-        optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
-        nn.functional.cross_entropy(layers(inputs), labels).backward()
-        optimizer.step()
 
 
 def status_bytes(name: str) -> int:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.allocator import bytes_in_use
 from hapi.cache.disk_rates import measure_disk
+from hapi.models.warm_up import warm_up_libraries
 from hapi.offload.activations.saved import Key
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.planner import Layer, Machine
@@ -54,6 +55,10 @@ class IterationMeasure:
     def begin_pass(self) -> None:
         """Begin a forward pass of the model."""
         if not self.order:
+            with FlopCounterMode(
+                display=False
+            ):  # what torch takes at its first use is no working memory of a pass
+                warm_up_libraries()
             self._taken_before, self._gradient_bytes = taken_bytes(self._model), self._gradients()
         for high, now in zip(self.highest, self._now, strict=True):
             high.flops = max(high.flops, now.flops)
