@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
 from hapi.offload.planner import StateTraffic
-from hapi.offload.shards import agree_on_step, shares_of
+from hapi.offload.shards import agree_on_step, shares_of, smallest
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
@@ -95,41 +94,42 @@ def offload_training(
     if room is None or needed <= room:
         log.info("states stay in memory: they, parameters and gradients take %s", format_bytes(needed))
         if room is not None:
-            offload = ActivationOffload(
-                model, max(room - needed, _LEAST_BYTES), folders, activations
-            ).install()
-            weakref.finalize(model, offload.close)
+            ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations).install()
         return model, optimizer
     store, layout, small, parameters = _make(model, optimizer, folders, room)
-    where = ", ".join(map(str, folders)) or "host memory"
     log.info(
         "offloading: parameters, gradients and states take %s of %s memory; the states go to %s%s",
         format_bytes(needed),
         format_bytes(room),
-        where,
+        _named(folders),
         _cost(folders, layout, parameters),
     )
+    left = max(_memory_left(room, parameters, layout, folders), _LEAST_BYTES)
+    swapped = ActivationOffload(model, left, folders, activations, traffic=_traffic(layout, parameters))
+    return model, OffloadedOptimizer(
+        optimizer, model, parameters, layout, store, small,
+        mode=mode, keep_gradients=keep_gradients, where=_named(folders), activations=swapped.install(),
+    )  # fmt: skip
+
+
+def _named(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders)) or "host memory"
+
+
+def _memory_left(
+    room: int, parameters: Sequence[TrainedParameter], layout: Layout, folders: Sequence[Path]
+) -> int:
+    """Return the bytes that activations may take; warns where the memory is too small, or nothing frees it."""
     left = room - _bytes_left_in_memory(parameters, layout)
     if left < 0:
         log.warning(
             "memory=%s does not hold the parameters and their buffers: it takes %s more",
-            memory,
+            format_bytes(room),
             format_bytes(-left),
         )
-    traffic = _traffic(layout, parameters)
-    offload = ActivationOffload(model, max(left, _LEAST_BYTES), folders, activations, traffic=traffic)
-    return model, OffloadedOptimizer(
-        optimizer,
-        model,
-        parameters,
-        layout,
-        store,
-        small,
-        mode=mode,
-        keep_gradients=keep_gradients,
-        where=where,
-        activations=offload.install(),
-    )
+    if not folders and all(known.parameter.device.type == "cpu" for known in parameters):
+        log.warning("the states go to the memory that the CPU trains in, which frees none of it: give disk=")
+    return left
 
 
 def _bytes_left_in_memory(parameters: Sequence[TrainedParameter], layout: Layout) -> int:
@@ -154,7 +154,7 @@ def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTra
 
 def _cost(folders: Sequence[Path], layout: Layout, parameters: Sequence[TrainedParameter]) -> str:
     """Say how long a step's bytes take the disks, as they are measured now."""
-    if not folders:
+    if not folders or not log.isEnabledFor(logging.INFO):
         return ""
     rates = [measure_disk(folder) for folder in folders]
     traffic = _traffic(layout, parameters)
@@ -174,7 +174,7 @@ def _room(memory: str | int | None, model: nn.Module) -> int | None:
     if free is None:
         return None
     own = sum(parameter.nbytes for parameter in model.parameters())
-    return int(_MEMORY_SHARE * (free + own))
+    return smallest(model, int(_MEMORY_SHARE * (free + own)))
 
 
 def _folders(disk: str | Path | Sequence[str | Path] | None) -> list[Path]:

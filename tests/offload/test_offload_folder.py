@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import signal
@@ -202,3 +203,27 @@ def test_wrong_uses_are_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="name a folder that can be written"):
         offloaded(model, adamw(model), tmp_path / "file")
+
+
+def test_states_in_the_memory_that_is_trained_in_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = tied_model()
+    with offloaded(model, adamw(model), None):
+        assert "frees none of it: give disk=" in caplog.text
+
+
+def test_a_folder_that_does_not_exist_yet_is_made_also_where_all_fits(tmp_path: Path) -> None:
+    model = images_model()
+    optimizer = adamw(model)
+    found = offload_training(model, optimizer, "1GB", tmp_path / "new" / "folder")
+    assert found == (model, optimizer)
+    train(model, optimizer, range(3), plain)
+
+
+def test_a_model_that_is_dropped_gives_its_files_back(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        model = images_model()
+        offload_training(model, adamw(model), "1GB", tmp_path)
+        del model
+        gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

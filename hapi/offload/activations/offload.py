@@ -92,6 +92,8 @@ class ActivationOffload:
                 f"activations cannot be swapped to {error.filename}: {error.strerror}; name a folder that can "
                 "be written"
             ) from None
+        if self._files is not None:
+            weakref.finalize(self, self._files.close)
         self._swapper = Swapper(self._files, self._buffer_bytes)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._plan: Plan | None = None

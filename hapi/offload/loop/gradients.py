@@ -115,6 +115,7 @@ def _accumulated(gradient: Any, other: Any, *, alpha: float = 1) -> Any:
 
 def _noting(name: str) -> Callable[..., Any]:
     def answer(gradient: Any, *operands: Any) -> Any:
+        """Note the change; anything but numbers is for the gradient's values."""
         if not isinstance(gradient, OffloadedGradient):
             return NotImplemented
         values = []
@@ -176,6 +177,7 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     read: list[tuple[OffloadedGradient, torch.Tensor]] = []
 
     def plain(value: Any) -> Any:
+        """Return a gradient's values in its place, in lists too."""
         if isinstance(value, OffloadedGradient):
             found = next((found for gradient, found in read if gradient is value), None)
             if found is None:

@@ -63,7 +63,8 @@ class OffloadFolder:
         if not lock_at_once(self._lock) or not self._is_lock_in_place():
             self.close(remove=False)
             raise UsageError(
-                f"{self.path} is in use by another job; name another folder, or wait for its end"
+                f"{self.path} is in use by another job, or by an optimizer of this process that was not closed; "
+                "name another folder, or wait for its end"
             )
         found = self._found()
         if found is None:

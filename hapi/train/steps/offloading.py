@@ -112,7 +112,7 @@ class Offloading:
         log.warning("offload: %s", text)
 
     def _price(self, seconds: float) -> str:
-        """What transfers of ``seconds`` add to a step, and from which batch on nothing."""
+        """Say what transfers of ``seconds`` add to a step, and from which batch on nothing."""
         step, batch = self._step_seconds(), self._session.settings.bs
         spent = f"{format_duration(seconds)} at the disk's rate"
         if not step:
