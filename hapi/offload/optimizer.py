@@ -374,7 +374,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 self._records.take_over()
                 self._small.restore(committed.extra)
                 log.warning(
-                    "%s holds step %d of this job, which was killed: it goes on there",
+                    "%s holds step %d of this job, which was ended before its time: it goes on there; remove "
+                    "its folder hapi-offload to begin anew",
                     self._where,
                     self.steps,
                 )

@@ -85,6 +85,8 @@ def offload_training(
     """
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: take one of {', '.join(MODES)}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
     check_optimizer(optimizer)
     check_policy(activations)
     room = _room(memory, model)
@@ -180,7 +182,10 @@ def _room(memory: str | int | None, model: nn.Module) -> int | None:
 def _folders(disk: str | Path | Sequence[str | Path] | None) -> list[Path]:
     if disk is None:
         return []
-    folders = [user_path(one, "disk") for one in ([disk] if isinstance(disk, str | Path) else disk)]
+    named = [disk] if isinstance(disk, str | Path) else disk
+    if not isinstance(named, Sequence) or not all(isinstance(one, str | Path) and str(one) for one in named):
+        raise UsageError(f"disk={disk!r}: name a folder, or a list with one on each drive")
+    folders = [user_path(one, "disk") for one in named]
     if len({folder.resolve() for folder in folders}) != len(folders) or not folders:
         raise UsageError("disk: name one folder on each drive, each once")
     return folders

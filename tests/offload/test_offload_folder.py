@@ -190,6 +190,11 @@ def test_wrong_uses_are_told_in_one_line(tmp_path: Path) -> None:
         offload_training(model, adagrad, disk=tmp_path)
     with pytest.raises(UsageError, match="mode='fast': take one of"):
         offload_training(model, adamw(model), mode="fast")
+    for wrong in ("", 3, [tmp_path, ""]):
+        with pytest.raises(UsageError, match="name a folder, or a list with one on each drive"):
+            offload_training(model, adamw(model), "1KB", wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"model: expected a torch\.nn\.Module, not NoneType"):
+        offload_training(None, adamw(model), "1KB", tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="each once"):
         offload_training(model, adamw(model), "1KB", [tmp_path, tmp_path])
     double = images_model().double()
