@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
 """Options of ``mallopt`` (malloc.h)."""
@@ -30,6 +30,8 @@ OWN = (
     "MALLOC_TOP_PAD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
+_keeps_all = False
+"""Whether this process asked to keep all freed memory."""
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
@@ -45,34 +47,41 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """
     if any(name in environment for name in OWN) or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return False
-    mallopt = _function("mallopt")
-    if mallopt is None:
-        return False
-    options = ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _GROWTH))
-    kept = [mallopt(option, value) for option, value in options]  # every one, whatever becomes of the others
-    return all(kept)
+    global _keeps_all
+    _keeps_all = _set(((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _GROWTH)))
+    return _keeps_all
 
 
 def give_back_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
     """Give each large block back to the system as soon as it is freed; return whether that works here.
 
     glibc keeps more the larger the blocks were that a process freed. Where memory is short that room is needed. Blocks
-    that were freed before are used first, so call it early. It undoes :func:`keep_freed_memory`, and respects the same
-    ``environment``.
+    that were freed before are used first, so call it early. It stands in the place of :func:`keep_freed_memory` until
+    :func:`keep_large_blocks`, and respects the same ``environment``.
     """
     return _set_blocks(_LARGE, _LARGE, environment)
 
 
 def keep_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
-    """Undo :func:`give_back_large_blocks`: glibc's own rule, as far as it goes by itself after large blocks."""
+    """Undo :func:`give_back_large_blocks`: what :func:`keep_freed_memory` set, if it was called.
+
+    Otherwise it is glibc's own rule, as far as it goes by itself after large blocks.
+    """
+    if _keeps_all:
+        return keep_freed_memory(environment)
     return _set_blocks(_GLIBC_LARGEST, 2 * _GLIBC_LARGEST, environment)
 
 
 def _set_blocks(large: int, trimmed: int, environment: Mapping[str, str]) -> bool:
-    mallopt = _function("mallopt")
-    if mallopt is None or any(name in environment for name in OWN):
+    if any(name in environment for name in OWN):
         return False
-    options = ((_MMAP_MAX, _MAPPED_BLOCKS), (_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, trimmed))
+    return _set(((_MMAP_MAX, _MAPPED_BLOCKS), (_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, trimmed)))
+
+
+def _set(options: Sequence[tuple[int, int]]) -> bool:
+    mallopt = _function("mallopt")
+    if mallopt is None:
+        return False
     done = [mallopt(option, value) for option, value in options]  # every one, whatever becomes of the others
     return all(done)
 

@@ -14,8 +14,10 @@ from hapi import allocator
 
 MIB = 1 << 20
 PROGRAM = """
-import json, resource, threading
-from hapi.allocator import give_back_freed_memory, keep_freed_memory
+import json, resource, sys, threading
+from hapi.allocator import (
+    give_back_freed_memory, give_back_large_blocks, keep_freed_memory, keep_large_blocks
+)
 
 kept = keep_freed_memory()
 
@@ -37,6 +39,11 @@ def measure():
     found["faults"], found["resident"] = faults(), resident()
 
 found = {"kept": kept}
+if len(sys.argv) > 1:
+    give_back_large_blocks()
+    touch()
+    found["faults_between"] = faults()
+    keep_large_blocks()
 thread = threading.Thread(target=measure)  # not the one whose heap is the process's
 thread.start()
 thread.join()
@@ -46,11 +53,11 @@ print(json.dumps(found))
 """
 
 
-def measured(**environment: str) -> dict[str, int]:
+def measured(*arguments: str, **environment: str) -> dict[str, int]:
     """What a process of its own finds."""
     mine = {name: value for name, value in os.environ.items() if name not in allocator.OWN}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -67,6 +74,12 @@ def test_freed_memory_is_there_for_what_comes_next() -> None:
     assert not usual["kept"] and kept["kept"]
     assert usual["faults"] > 10_000 and kept["faults"] < 100
     assert kept["given_back"] > 150 * MIB
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
+def test_freed_memory_is_kept_anew_when_large_blocks_were_given_back_for_a_while() -> None:
+    found = measured("give back")
+    assert found["kept"] and found["faults_between"] > 10_000 and found["faults"] < 100
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from support.activation_models import SmallGpt, gpt_loss, image_loss, same, train
 from torch import nn
 
+from hapi import allocator
 from hapi.errors import UsageError
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.offload import ActivationOffload
@@ -106,6 +107,31 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
         train(model, gpt_loss)
         assert offload.report()["tensors_stored"] == stored  # no tensor passes a hook any more
     assert report["case"] == "everything fits" and report["bytes_written"] == 0
+
+
+@pytest.mark.parametrize("end", ["fits", "closed"])
+def test_a_process_that_keeps_freed_memory_does_so_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    options: dict[int, int] = {}
+
+    def mallopt(option: int, value: int) -> int:
+        options[option] = value
+        return 1
+
+    monkeypatch.setattr(allocator, "_keeps_all", False)
+    monkeypatch.setattr(allocator, "_function", lambda name: mallopt if name == "mallopt" else None)
+    assert allocator.keep_freed_memory({})
+    asked = dict(options)
+    model = SmallGpt()
+    offload = ActivationOffload(model, 1 << 30 if end == "fits" else 3_000_000, [tmp_path]).install()
+    assert options[allocator._MMAP_MAX] and options[allocator._TRIM_THRESHOLD] > 0
+    train(model, gpt_loss)
+    if end == "closed":
+        assert options[allocator._MMAP_MAX]
+        offload.close()
+    assert {option: options[option] for option in asked} == asked
+    offload.close()
 
 
 def test_a_larger_batch_is_measured_anew(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 import types
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,8 @@ class ActivationOffload:
         self._steps_aside = False
         self._largest_input = 0
         self._asked_before = 0
+        self._given_back = ExitStack()
+        weakref.finalize(self, self._given_back.close)
         self._handle: Any = None
         self._replaced: list[tuple[nn.Module, Any]] = []
 
@@ -204,6 +206,7 @@ class ActivationOffload:
             else:
                 module.forward = before
         self._replaced = []
+        self._given_back.close()
         self._swapper.close()
         if self._files is not None:
             self._files.close()
@@ -238,7 +241,8 @@ class ActivationOffload:
 
     def _start_measuring(self) -> None:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
-        give_back_large_blocks()
+        if give_back_large_blocks():
+            self._given_back.callback(keep_large_blocks)
         self._measure = IterationMeasure(self._model, self._layers)
         self._asked_before = self._swapper.counters.asked
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
@@ -354,7 +358,7 @@ class ActivationOffload:
         self._problem, self._plan, self._measure = problem, plan, None
         self._steps_aside = plan.case is Case.FITS
         if self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:
-            keep_large_blocks()
+            self._given_back.close()
         numbers = {name: number for number, (name, _) in enumerate(self._layers)}
         for treated in plan.layers:
             number = numbers[treated.name]
