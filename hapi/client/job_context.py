@@ -17,7 +17,7 @@ from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
 from hapi.client.early_checks import check_views
 from hapi.client.frozen_weights import FrozenWeights
 from hapi.client.loading.job import ExtractionJob
-from hapi.client.memory import move_weights
+from hapi.client.memory import move_weights, status_bytes
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import STRATEGY_NAMES, CacheMode, DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_inputs
@@ -33,6 +33,7 @@ from hapi.models.graph.precision import check_kernels, in_precision
 from hapi.models.shared.weights import shared_weights
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.strategies import STRATEGIES, choose_split
+from hapi.repository.built import prefix_bytes
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import Precision, TransformSpec
 from hapi.wire.transport.http import Transport
@@ -158,6 +159,17 @@ class JobContext:
         """Read all samples with ``transform``, whose outputs have the same shape; before any batch is asked for."""
         self.transforms = (transform, transform)
         self._jobs.update({key: replace(job, transform=transform) for key, job in self._jobs.items()})
+
+    def embedded_bytes(self) -> int:
+        """Return the memory of the embedded server: what it has, and the weights of a model that it builds whole.
+
+        0 without one, and where its layers are on a GPU.
+        """
+        if self.embedded is None or self.device.type != "cpu":
+            return 0
+        model = self.model
+        last = self.last_split if self.client_model.pushed is not None else len(model)
+        return status_bytes("RssAnon", str(self.embedded.pid)) + prefix_bytes(model, last)
 
     def close(self) -> None:
         """End the embedded server, if there is one."""

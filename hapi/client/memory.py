@@ -61,6 +61,11 @@ class MemoryBudget:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
 
+    def leave(self, taken: int) -> None:
+        """Plan with ``taken`` bytes less, which another process on this device takes; a user's limit stays."""
+        if not self.enforced and self.bytes is not None:
+            self.bytes = max(1, self.bytes - taken)
+
     def begin(self) -> None:
         """Forget earlier use: the peak counts from now on."""
         if self.enforced and self._device.type == "cpu":
@@ -98,10 +103,10 @@ class MemoryBudget:
         return max(0, status_bytes("VmHWM") - self._before - code)
 
 
-def status_bytes(name: str) -> int:
+def status_bytes(name: str, process: str = "self") -> int:
     """Return a size from Linux's process status; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (_PROC / "status").read_text(encoding="ascii").splitlines():
+        for line in (_PROC.with_name(process) / "status").read_text(encoding="ascii").splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     return 0

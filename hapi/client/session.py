@@ -182,6 +182,7 @@ class Session(Closing):
         budget = MemoryBudget(settings.memory, device)
         job_context = resolve_job(settings, device, token=token, transports=transports)
         try:
+            budget.leave(job_context.embedded_bytes())
             own = tracer or Tracer(enabled=False)
             return cls(settings, job_context, budget, own, optimizer_bytes, offloadable_states)
         except BaseException:

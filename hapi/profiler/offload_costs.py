@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 STATES = {"sgd": 0, "sgd with momentum": 1, "adam": 2, "adamw": 2}
 """Tensors that an optimiser keeps for each parameter, in fp32."""
-BUFFER_BYTES = 4 * (12 << 20)
+BUFFER_BYTES = 8 * (12 << 20)
 """Bytes of the buffers of each drive."""
 PENDING_BYTES = 64 << 20
 """Most bytes of gradients on their way, unless one gradient is larger."""

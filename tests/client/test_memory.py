@@ -139,6 +139,18 @@ def test_without_a_limit_nothing_is_enforced_and_the_peak_is_told() -> None:
 
 
 @needs_linux
+def test_the_plan_leaves_room_for_an_embedded_server_and_a_users_limit_stays() -> None:
+    free, limited = MemoryBudget(None, CPU), MemoryBudget(32 * MIB, CPU)
+    before = free.bytes
+    assert before is not None
+    for budget in (free, limited):
+        budget.leave(64 * MIB)
+    assert free.bytes == before - 64 * MIB and limited.bytes == 32 * MIB
+    free.leave(before)
+    assert free.bytes == 1, "never below what a plan can be refused for"
+
+
+@needs_linux
 def test_the_processs_peak_survives_the_budgets_looks() -> None:
     """Linux forgets the peak of which getrusage tells when the budget makes it begin anew."""
     budget = MemoryBudget(16 * MIB, CPU)

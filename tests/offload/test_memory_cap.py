@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.memory_cap import memory_cap, run_in
 
 pytestmark = pytest.mark.slow
 
-CAP = 1300 << 20
 LOOP = """
 import sys, torch, hapi
 from torch import nn
@@ -32,38 +28,12 @@ print("trained", sum(p.numel() for p in model.parameters()))
 """90 M parameters: 1.4 GB with AdamW's states and gradients."""
 
 
-@pytest.fixture
-def capped() -> Iterator[Path]:
-    """A control group of this test with a cap on memory."""
-    root = Path("/sys/fs/cgroup")
-    is_first = (root / "memory").is_dir()
-    group = (root / "memory" if is_first else root) / f"hapi-offload-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(CAP))
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    yield group
-    for _ in range(50):
-        try:
-            group.rmdir()
-            return
-        except OSError:  # its last process is being taken away
-            time.sleep(0.1)
-
-
-def run(way: str, group: Path, disk: Path) -> subprocess.CompletedProcess[str]:
-    enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-    command = ["sh", "-c", enter, str(group), sys.executable, "-c", LOOP, way, str(disk)]
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
-
-
-def test_a_model_whose_states_do_not_fit_trains_with_offload_alone(capped: Path, tmp_path: Path) -> None:
-    without = run("plain", capped, tmp_path)
-    assert without.returncode == -9 or "memory" in without.stderr, without.stderr
-    done = run("offload", capped, tmp_path)
+def test_a_model_whose_states_do_not_fit_trains_with_offload_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOOP]
+    with memory_cap(1300 << 20) as group:
+        without = run_in(group, [*command, "plain", str(tmp_path)], tmp_path)
+        assert without.returncode == -9 or "memory" in without.stderr, without.stderr
+        done = run_in(group, [*command, "offload", str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trained 90060000" in done.stdout
     assert not any(tmp_path.iterdir())

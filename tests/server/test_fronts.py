@@ -23,6 +23,7 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import open_model
 from hapi.repository.prefix import materialise, store_reference, zoo_reference
 from hapi.repository.push import push
+from hapi.server.device import prefix_loader
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.device.prefix_loader import PrefixLoader, prefix_key
 from hapi.server.settings import ServerSettings
@@ -441,3 +442,15 @@ def test_fronts_in_use_survive_any_eviction(bench: Bench) -> None:
         assert bench.cache.resident_bytes == held
         for name, front in zip(("one", "tuned"), fronts, strict=True):
             check_outputs(front, bench.request(name, 9).model, 9, bench.store)
+
+
+def test_the_layers_after_the_split_of_a_built_model_leave_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(prefix_loader, "give_back_freed_memory", lambda: given.append(1))
+    bench = Bench(tmp_path)
+    bench.load("zoo", 2)
+    assert len(given) == bench.loader.builds.builds == 1
+    bench.load("zoo", 1)
+    assert len(given) == 1, "nothing was built"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
+from hapi.allocator import give_back_freed_memory
 from hapi.errors import ModelError, UnprocessableError
 from hapi.models.devices import does_not_fit
 from hapi.models.graph.digest import content_key
@@ -44,7 +45,16 @@ class PrefixLoader:
         ``batch`` samples of it fit the memory.
         Its weights are taken from the cache's pool; only missing ones are read or built.
         :class:`UnprocessableError` names a layer that cannot compute in the request's precision.
+        A model from the zoo is built whole: the memory of its layers after the split goes back to the system.
         """
+        builds = self.builds.builds
+        try:
+            return self._load(request, batch)
+        finally:
+            if self.builds.builds != builds:
+                give_back_freed_memory()
+
+    def _load(self, request: PrefixRequest, batch: int) -> FrozenPrefix:
         split = request.split
         model, source = open_prefix(
             request.model,
