@@ -148,6 +148,28 @@ ensure_browser() {
     >/dev/null 2>&1 || say "apt-get could not install chromium: the tests in a browser will be skipped"
 }
 
+# ensure_proxies: nginx and HAProxy for the tests of deploy/. Without root or apt they are skipped, and say so.
+ensure_proxies() {
+  command -v nginx >/dev/null && command -v haproxy >/dev/null && return
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    say "no nginx or HAProxy here: their tests will be skipped (Debian: sudo apt-get install nginx-light haproxy)"
+    return
+  fi
+  say "installing nginx and HAProxy (once, for the tests of deploy/)"
+  _install_proxies >/dev/null 2>&1 || say "apt-get could not install nginx and HAProxy: their tests will be skipped"
+}
+
+# The packages start services on port 80, which no test needs: for this installation a policy forbids that.
+_install_proxies() (
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light haproxy
+)
+
 readonly SWIFT_VERSION=2.38.3  # Debian's own 2.30 cannot write an object on the condition that it is absent
 swift_venv() { printf '%s\n' "${HAPI_SWIFT_VENV:-$HAPI_ROOT/.venv-swift}"; }
 

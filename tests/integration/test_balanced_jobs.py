@@ -1,0 +1,118 @@
+"""Jobs through nginx and HAProxy as ``deploy/`` configures them, two servers behind: the same losses as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from support.balancers import KINDS, Balancer, balanced, program
+from support.forked import ForkedProcess
+from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train, wait_for
+from support.http_tools import make_store, metric
+
+pytestmark = pytest.mark.slow
+COUNT, EPOCHS, FEW = 40, 30, 3
+"""Samples; epochs of a job that servers restart under, and of one that nothing happens to."""
+JOB = (
+    *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
+)  # fmt: skip
+SERVER = ("--cos-batch", "5")
+"""One frame a request, so that a request that is made again is computed as it was."""
+MOST_RETRIES = 2
+"""Requests that a trainer makes again for each server that goes."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def direct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of the job at a server without anything between."""
+    path = tmp_path_factory.mktemp("report") / "report.json"
+    with server(folder, *SERVER) as running:
+        train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(path))
+    return losses(report_of(path))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    chosen = str(request.param)
+    if program(chosen) is None:
+        pytest.skip(f"no {chosen} here (Debian: apt-get install nginx-light haproxy)")
+    return chosen
+
+
+@contextmanager
+def fleet(kind: str, folder: Path, tmp_path: Path) -> Iterator[tuple[Balancer, list[ServerProcess]]]:
+    """Two servers behind a balancer; those that a test puts into the list's places are ended too."""
+    with ExitStack() as ends:
+        servers = [ends.enter_context(server(folder, *SERVER, log=tmp_path / f"log{n}")) for n in range(2)]
+        balancer = ends.enter_context(balanced(kind, tmp_path / kind, [one.port for one in servers]))
+        try:
+            yield balancer, servers
+        finally:
+            for one in servers:
+                if one.process.poll() is None:
+                    one.kill()
+
+
+def served(one: ServerProcess) -> float:
+    """Requests for features that it has answered."""
+    return metric(one.port, "hapi_request_seconds_count")
+
+
+@contextmanager
+def job(balancer: Balancer, path: Path) -> Iterator[ForkedProcess]:
+    """The job, under way."""
+    running = start_train(*JOB, "--epochs", str(EPOCHS), "--server", balancer.url, "--report", str(path))
+    try:
+        yield running
+        output, _ = running.communicate(240)
+        assert running.wait() == 0, output
+    finally:
+        running.kill()
+
+
+def check(path: Path, losses_before: list[float], gone: int) -> None:
+    """All samples in all epochs, the losses of a run without a balancer, few retries."""
+    report = report_of(path)
+    assert losses(report) == losses_before
+    assert [epoch["samples"] for epoch in report["epochs"]] == [COUNT] * len(losses_before)
+    assert report["retries"] <= MOST_RETRIES * gone
+
+
+def test_the_same_losses(kind: str, folder: Path, direct: list[float], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with fleet(kind, folder, tmp_path) as (balancer, servers):
+        train(*JOB, "--epochs", str(FEW), "--server", balancer.url, "--report", str(path))
+        assert all(served(one) > FEW for one in servers)
+    check(path, direct[:FEW], gone=0)
+
+
+def test_a_server_that_drains(kind: str, folder: Path, direct: list[float], tmp_path: Path) -> None:
+    with (
+        fleet(kind, folder, tmp_path) as (balancer, servers),
+        job(balancer, tmp_path / "report.json") as running,
+    ):
+        wait_for(lambda: served(servers[0]) > 5, what="the first requests")
+        assert servers[0].stop() == 0
+        assert running.poll() is None
+    check(tmp_path / "report.json", direct, gone=1)
+
+
+def test_a_rolling_restart(kind: str, folder: Path, direct: list[float], tmp_path: Path) -> None:
+    with (
+        fleet(kind, folder, tmp_path) as (balancer, servers),
+        job(balancer, tmp_path / "report.json") as running,
+    ):
+        for place in range(2):
+            wait_for(lambda: all(served(one) > 5 for one in servers), what="requests at both servers")
+            assert servers[place].stop() == 0
+            servers[place] = servers[place].restarted()
+        wait_for(lambda: served(servers[1]) > 5, what="requests at the restarted servers")
+        assert running.poll() is None
+    check(tmp_path / "report.json", direct, gone=2)
