@@ -57,6 +57,7 @@ FOLDERS = {
         ("push", "pull", "show", "diff", "tag", "layers", "predict", "evaluate", "export"), "models."
     ),
     **dict.fromkeys(("rm", "gc"), "stores."),
+    "plan": "planning.",
 }
 """Folder of the modules that are not here."""
 WORKING = frozenset(("pack", "index", "push", "pull", "tag", "rm", "gc"))

@@ -114,7 +114,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
         settings,
         tracer=tracer,
         optimizer_bytes=settings.optimizer_bytes,
-        offloadable_states=settings.offloadable_states,
+        offload=settings.offload_terms,
     ) as session:
         settings = files.begin(session.job_context.description.reference.name, settings.model)
         _announce(session, loaded, settings)

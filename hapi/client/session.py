@@ -39,7 +39,7 @@ from hapi.client.planning.split_source import (
     Fixed,
     Named,
     Planned,
-    optimizer_bytes_offloaded,
+    offload_of,
     planning_of,
 )
 from hapi.client.planning.warm_up import WarmUp
@@ -52,6 +52,7 @@ from hapi.config.token import read_token
 from hapi.data.epoch_order import EpochOrder, batches
 from hapi.errors import UsageError
 from hapi.models.devices import resolve_device, set_arithmetic
+from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelKind
 from hapi.wire.transport.http import Transport
@@ -85,7 +86,7 @@ class Session(Closing):
         budget: MemoryBudget,
         tracer: Tracer,
         optimizer_bytes: float,
-        offloadable_states: int | None = None,
+        offload: OffloadTerms | None = None,
     ) -> None:
         """See :meth:`open`, which makes ``job_context`` and ``budget`` from checked settings."""
         self.settings = settings
@@ -114,15 +115,12 @@ class Session(Closing):
         """Encodings of features on the wire."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
-        self.needs_offload = False
-        """Whether no split fits the memory unless the optimiser's states are elsewhere."""
+        self.offload: OffloadChoice | None = None
+        """Place of the optimiser's states; None for a loop that leaves them in memory."""
         try:
-            if offloadable_states is not None:
-                without = optimizer_bytes_offloaded(
-                    settings, job_context, budget, optimizer_bytes, offloadable_states
-                )
-                self.needs_offload = without is not None
-                optimizer_bytes = optimizer_bytes if without is None else without
+            if offload is not None:
+                self.offload = offload_of(settings, job_context, budget, optimizer_bytes, offload)
+                optimizer_bytes = self.offload.optimizer_bytes(optimizer_bytes)
             self.planning = planning_of(
                 settings, job_context, self.meter, budget, optimizer_bytes, self._chooser()
             )
@@ -156,7 +154,7 @@ class Session(Closing):
         token: str | None = None,
         tracer: Tracer | None = None,
         optimizer_bytes: float = 2.0,
-        offloadable_states: int | None = None,
+        offload: OffloadTerms | None = None,
         transports: Sequence[Transport] | None = None,
     ) -> Session:
         """Check the settings, connect, choose dataset and model, and check that they fit.
@@ -167,8 +165,8 @@ class Session(Closing):
             tracer: records what happens; None for nothing.
             optimizer_bytes: bytes that the loop's optimiser keeps for each byte of trained parameters, beside
                 gradients (0 for plain SGD, 1 with momentum, 2 for Adam): for the plan's estimate of memory.
-            offloadable_states: tensors that the optimiser keeps for each parameter and the loop can put elsewhere
-                (:func:`hapi.offload_training`), which it does if ``needs_offload``; None where they stay.
+            offload: what the loop can put elsewhere (:func:`hapi.offload_training`), which it does as :attr:`offload`
+                says; None where all stays.
             transports: replace the servers of the settings.
 
         Raises:
@@ -184,7 +182,7 @@ class Session(Closing):
         try:
             budget.leave(job_context.embedded_bytes())
             own = tracer or Tracer(enabled=False)
-            return cls(settings, job_context, budget, own, optimizer_bytes, offloadable_states)
+            return cls(settings, job_context, budget, own, optimizer_bytes, offload)
         except BaseException:
             job_context.servers.close()
             job_context.close()

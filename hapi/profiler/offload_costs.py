@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hapi.profiler.cost import memory
+from hapi.profiler.profile import Job, Profile
+from hapi.units import format_bytes, format_duration
+
+OffloadName = Literal["auto", "off", "host", "disk"]
+"""Places of the states that a user may ask for."""
+StatesPlace = Literal["off", "host", "disk"]
 
 STATES = {"sgd": 0, "sgd with momentum": 1, "adam": 2, "adamw": 2}
 """Tensors that an optimiser keeps for each parameter, in fp32."""
+SMALL_SHARE = 0.1
+"""Share of the memory below which it is not the trained part that does not fit."""
 BUFFER_BYTES = 8 * (12 << 20)
 """Bytes of the buffers of each drive."""
 PENDING_BYTES = 64 << 20
@@ -71,45 +82,149 @@ class OffloadCosts:
         """Bytes written each step: master weights and states."""
         return _FP32 * self.parameters * (self.states + 1)
 
-    def transfer_seconds(self, read_rate: float, write_rate: float) -> float:
-        """Return the seconds that the disks take for one step.
 
-        Args:
-            read_rate: bytes a second of all drives together.
-            write_rate: likewise.
+@dataclass(frozen=True, kw_only=True)
+class OffloadTerms:
+    """What a user asks for, and what the optimiser keeps."""
+
+    wanted: OffloadName
+    states: int
+    """See :class:`OffloadCosts`."""
+    drives: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadChoice:
+    """StatesPlace of the states of a training."""
+
+    where: StatesPlace
+    is_needed: bool
+    """Whether no split fits the memory with the states in it."""
+    freed: int
+    """Bytes of memory that this frees."""
+    costs: OffloadCosts
+    fitting_freeze: int | None
+    """Earliest freeze that fits with the states in memory, where the present one does not."""
+
+    def optimizer_bytes(self, in_memory: float) -> float:
+        """Return the optimiser's bytes in memory for each byte of parameters, from those with all in memory.
+
+        Gradients and parameters are counted elsewhere as if they were whole, so it may be below 0.
         """
-        return self.read / read_rate + self.written / write_rate
-
-    def added_seconds(self, read_rate: float, write_rate: float, step_seconds: float) -> float:
-        """Return the seconds that offloading adds to a step of ``step_seconds``, with which it overlaps."""
-        return max(0.0, self.transfer_seconds(read_rate, write_rate) - step_seconds)
+        return in_memory - self.freed / max(1, self.costs.parameter_bytes)
 
 
-def free_batch(batch: int, step_seconds: float, transfer_seconds: float) -> int:
-    """Return the smallest training batch whose step hides the transfers; its seconds grow with the samples.
+@dataclass(frozen=True, kw_only=True)
+class OffloadPrice:
+    """Seconds that a disk adds to a step, and what would hide them."""
+
+    costs: OffloadCosts
+    read_rate: float
+    """Bytes a second of all drives together."""
+    write_rate: float
+    step_seconds: float
+    """Seconds of forward and backward of a training batch in the trained layers; 0 where unknown."""
+    batch: int
+    samples: int
+    """Samples of an epoch: no batch is larger."""
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the seconds that the drives take for one step."""
+        return self.costs.read / self.read_rate + self.costs.written / self.write_rate
+
+    @property
+    def added_seconds(self) -> float:
+        """Return the seconds that a step takes more: transfers overlap with forward and backward."""
+        return max(0.0, self.transfer_seconds - self.step_seconds)
+
+    @property
+    def free_batch(self) -> int | None:
+        """Return the smallest training batch whose step hides the transfers; None where no batch does."""
+        if not self.step_seconds:
+            return None
+        found = max(self.batch, -int(-self.batch * self.transfer_seconds // self.step_seconds))
+        return found if found <= max(self.samples, self.batch) else None
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        text = (
+            f"{format_bytes(self.costs.read)} read and {format_bytes(self.costs.written)} written a step: "
+            f"{format_duration(self.transfer_seconds)} at the disk's rate"
+        )
+        if not self.step_seconds:
+            return f"{text}, free where forward and backward take as long"
+        step = format_duration(self.step_seconds)
+        if not self.added_seconds:
+            return f"{text}, hidden behind steps of {step}"
+        text += f", which adds {format_duration(self.added_seconds)} to steps of {step}"
+        if self.free_batch is None:
+            return f"{text}; no batch of {self.samples} samples would hide that"
+        return f"{text}; free from --bs {self.free_batch} on"
+
+
+def choose_offload(
+    profile: Profile, job: Job, terms: OffloadTerms, split: int | None = None
+) -> OffloadChoice:
+    """Choose the place of a training's states, as a run and ``hapi plan`` do.
 
     Args:
-        batch: samples of the present one.
-        step_seconds: seconds of forward and backward with it, above 0.
-        transfer_seconds: from :meth:`OffloadCosts.transfer_seconds`.
+        profile: sizes of the layers, and the optimiser's bytes with all in memory.
+        job: the training, with its bound on memory.
+        terms: what the user asks for.
+        split: the only one; None for all.
     """
-    return max(batch, -int(-batch * transfer_seconds // step_seconds))
+    trained = profile.layers[profile.last_split :]
+    costs = OffloadCosts(
+        parameters=sum(layer.parameter_bytes for layer in trained) // 4,
+        states=terms.states,
+        drives=terms.drives,
+        largest=max((layer.parameter_bytes for layer in trained), default=0) // 4,
+    )
+    frees_memory = terms.wanted != "host" or profile.client_tier.device != "cpu"
+    freed = costs.saved if frees_memory else 0
+    splits = range(profile.last_split + 1) if split is None else (split,)
+    is_needed = (
+        terms.wanted != "off"
+        and freed > 0
+        and job.memory_bytes is not None
+        and costs.memory_without >= SMALL_SHARE * job.memory_bytes
+        and not _fits(profile, job, splits)
+    )
+    where: StatesPlace = "disk" if is_needed else "off"
+    if terms.wanted != "auto":
+        where = terms.wanted
+    return OffloadChoice(
+        where=where,
+        is_needed=is_needed,
+        freed=0 if where == "off" else freed,
+        costs=costs,
+        fitting_freeze=_fitting_freeze(profile, job, split) if is_needed else None,
+    )
 
 
-def fitting_freeze(weights: Sequence[int], freeze: int, states: int, budget: int) -> int | None:
-    """Return the earliest freeze from ``freeze`` on whose trained part fits the memory without offloading.
+def offloaded(profile: Profile, choice: OffloadChoice, price: OffloadPrice | None) -> Profile:
+    """Return the profile of a training whose states are elsewhere; seconds without a ``price`` stay as they are."""
+    added = 0.0 if price is None else price.added_seconds
+    return replace(
+        profile,
+        optimizer_bytes_per_parameter_byte=choice.optimizer_bytes(profile.optimizer_bytes_per_parameter_byte),
+        update_seconds=profile.update_seconds + added,
+    )
 
-    Args:
-        weights: number of parameters of layers 1..L.
-        freeze: the present one.
-        states: see :class:`OffloadCosts`.
-        budget: bytes for parameters, gradients and states.
 
-    Returns:
-        The freeze; None when even the last layer with parameters does not fit.
-    """
-    for layer in range(freeze, len(weights)):
-        parameters = sum(weights[layer:])
-        if parameters and OffloadCosts(parameters=parameters, states=states).memory_without <= budget:
-            return layer
+def _fits(profile: Profile, job: Job, splits: Iterable[int]) -> bool:
+    return job.memory_bytes is None or any(
+        memory(profile, job, split).peak <= job.memory_bytes for split in splits
+    )
+
+
+def _fitting_freeze(profile: Profile, job: Job, split: int | None) -> int | None:
+    """Return the earliest later freeze that fits, with all that is frozen on the server."""
+    for freeze in range(profile.last_split + 1, len(profile.layers)):
+        if not any(layer.parameter_bytes for layer in profile.layers[freeze:]):
+            return None
+        later = replace(profile, freeze=freeze, last_split=freeze)
+        if _fits(later, job, (freeze if split is None else split,)):
+            return freeze
     return None

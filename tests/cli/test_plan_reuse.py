@@ -10,7 +10,7 @@ import pytest
 from support.profiler_tools import crafted, free_tier
 
 from hapi.cli.main import main, whole_parser
-from hapi.cli.plan_reuse import ReuseTerms, terms_of
+from hapi.cli.planning.reuse import ReuseTerms, terms_of
 from hapi.profiler.profile import Profile
 from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from support.profiler_tools import MIB, heavy
 from torch import nn
 
-from hapi.profiler.offload_costs import BUFFER_BYTES, STATES, OffloadCosts, fitting_freeze, free_batch
+from hapi.profiler.cost import memory
+from hapi.profiler.offload_costs import (
+    BUFFER_BYTES,
+    STATES,
+    OffloadCosts,
+    OffloadName,
+    OffloadPrice,
+    OffloadTerms,
+    choose_offload,
+    offloaded,
+)
+from hapi.profiler.profile import Job
 
 
 @pytest.mark.parametrize(
@@ -44,18 +58,65 @@ def test_memory_with_offloading_keeps_parameters_and_a_bounded_rest() -> None:
     assert OffloadCosts(parameters=1000, states=2).saved == 0
 
 
-def test_seconds_hide_behind_the_step() -> None:
+def priced(step_seconds: float, samples: int = 10_000) -> OffloadPrice:
     costs = OffloadCosts(parameters=10**8, states=2)
-    assert costs.transfer_seconds(8e8, 1.2e9) == pytest.approx(2.0)
-    assert costs.added_seconds(8e8, 1.2e9, 1.5) == pytest.approx(0.5)
-    assert costs.added_seconds(8e8, 1.2e9, 3.0) == 0
-    assert free_batch(32, 1.5, 2.0) == 43
-    assert free_batch(32, 3.0, 2.0) == 32
+    return OffloadPrice(
+        costs=costs, read_rate=8e8, write_rate=1.2e9, step_seconds=step_seconds, batch=32, samples=samples
+    )
+
+
+def test_seconds_hide_behind_the_step() -> None:
+    assert priced(1.5).transfer_seconds == pytest.approx(2.0)
+    assert priced(1.5).added_seconds == pytest.approx(0.5)
+    assert priced(3.0).added_seconds == 0
+    assert (priced(1.5).free_batch, priced(3.0).free_batch) == (43, 32)
+
+
+def test_the_price_says_what_would_make_it_free() -> None:
+    assert "adds 500.0 ms to steps of 1.50 s; free from --bs 43 on" in str(priced(1.5))
+    assert "no batch of 40 samples would hide that" in str(priced(1.5, samples=40))
+    assert "hidden behind steps of 3.00 s" in str(priced(3.0))
+    assert "free where forward and backward take as long" in str(priced(0.0))
+
+
+JOB = Job(bs=8, samples=80)
+
+
+def chosen(bound: int | None, wanted: OffloadName = "auto", device: str = "cpu") -> tuple[str, bool, bool]:
+    job = replace(JOB, memory_bytes=bound)
+    found = choose_offload(heavy(device), job, OffloadTerms(wanted=wanted, states=2))
+    return found.where, found.is_needed, found.freed > 0
+
+
+def test_states_leave_the_memory_that_they_do_not_fit() -> None:
+    needed = memory(heavy(), JOB, 2).parameters
+    assert chosen(None) == chosen(2 * needed) == ("off", False, False)
+    assert chosen(needed) == ("disk", True, True)
+    assert chosen(needed, "off") == ("off", False, False)
+    assert chosen(2 * needed, "disk") == ("disk", False, True)
+    assert chosen(needed, "host") == ("host", False, False), "a CPU trains in the host's memory"
+    assert chosen(needed - MIB, "host", "cuda") == ("host", True, True)
+
+
+def test_a_plan_with_offloading_has_less_memory_and_longer_steps() -> None:
+    profile, job = heavy(), replace(JOB, memory_bytes=memory(heavy(), JOB, 2).parameters)
+    choice = choose_offload(profile, job, OffloadTerms(wanted="auto", states=2))
+    price = replace(priced(2.0), costs=choice.costs)
+    elsewhere = offloaded(profile, choice, price)
+    saved = memory(profile, job, 2).parameters - memory(elsewhere, job, 2).parameters
+    assert saved == pytest.approx(choice.freed, abs=8) and choice.freed == choice.costs.saved
+    assert elsewhere.update_seconds == pytest.approx(profile.update_seconds + price.added_seconds)
+    assert choice.costs.largest == 128 * MIB, "the largest gradient is in memory for a while"
 
 
 def test_the_freeze_that_fits() -> None:
-    weights = [1000, 500, 0, 10]
-    assert fitting_freeze(weights, 0, 2, 16 * 1510) == 0
-    assert fitting_freeze(weights, 0, 2, 16 * 510) == 1
-    assert fitting_freeze(weights, 0, 2, 16 * 509) == 2
-    assert fitting_freeze(weights, 0, 2, 100) is None
+    terms = OffloadTerms(wanted="auto", states=2)
+
+    def freeze(share: float, split: int | None = None) -> int | None:
+        bound = int(share * memory(heavy(), JOB, 2).peak)
+        return choose_offload(heavy(), replace(JOB, memory_bytes=bound), terms, split).fitting_freeze
+
+    assert freeze(1.01) is None, "all fits"
+    assert freeze(0.6) == 3
+    assert freeze(0.3) == 4
+    assert freeze(0.3, split=0) is None, "what is frozen then is in this memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hapi.profiler.profile import (
@@ -75,3 +76,19 @@ def crafted(
         "optimizer_bytes_per_parameter_byte": 1.0,
     }
     return Profile(**(fields | changes))
+
+
+MIB = 1 << 20
+
+
+def heavy(device: str = "cpu") -> Profile:
+    """Five layers of which the last three are trained with AdamW: parameters of 512, 256 and 64 MiB."""
+    profile = crafted([1000] * 5, [0.1] * 5, client_tier=free_tier(device), freeze=2, last_split=2)
+    weights = (MIB, MIB, 512 * MIB, 256 * MIB, 64 * MIB)
+    layers = zip(profile.layers, weights, strict=True)
+    return replace(
+        profile,
+        layers=tuple(replace(layer, parameter_bytes=nbytes) for layer, nbytes in layers),
+        optimizer_bytes_per_parameter_byte=2.0,
+        step_seconds=0.25,
+    )

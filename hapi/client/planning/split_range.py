@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hapi.profiler.cost import memory
@@ -73,20 +72,12 @@ class SplitRange:
             self.max_split = max_split
 
 
-def any_split_fits(sizes: Sizes, job: Job, splits: Iterable[int]) -> bool:
-    """Return whether one of these splits is predicted to fit the client's memory."""
-    blank = _blank(sizes)
-    return job.memory_bytes is None or any(
-        memory(blank, job, split).peak <= job.memory_bytes for split in splits
-    )
-
-
 def first_that_fits(sizes: Sizes, job: Job) -> int:
     """HAPI, Algorithm 1, line 6: the smallest split that is predicted to fit the client's memory.
 
     Raises :class:`DeviceMemoryError` when none does; its message says what would.
     """
-    blank = _blank(sizes)
+    blank = blank_profile(sizes)
     if job.memory_bytes is None:
         return 0
     for split in range(sizes.last_split + 1):
@@ -103,7 +94,7 @@ def late_split(strategy: str, sizes: Sizes, job: Job, min_split: int) -> int:
 
     Raises :class:`DeviceMemoryError` when ``strategy`` will find no split that fits.
     """
-    blank = _blank(sizes)
+    blank = blank_profile(sizes)
     if strategy in PLANNERS:
         plan(strategy, blank, job)  # raises
 
@@ -127,12 +118,12 @@ def received_ahead(sizes: Sizes, job: Job, min_split: int) -> int:
     """
     if job.memory_bytes is None or sizes.client.device != "cpu":
         return job.prefetch_bytes
-    blank = _blank(sizes)
+    blank = blank_profile(sizes)
     needs = [memory(blank, job, split) for split in range(min_split, sizes.last_split + 1)]
     left = [job.memory_bytes - (m.peak - m.batches) for m in needs if m.peak <= job.memory_bytes]
     return max(0, min([job.prefetch_bytes, *left]))
 
 
-def _blank(sizes: Sizes) -> Profile:
-    """A profile that knows bytes and memory, and no seconds."""
+def blank_profile(sizes: Sizes) -> Profile:
+    """Return a profile that knows bytes and memory, and no seconds."""
     return profile_of(sizes, {}, (1.0, 0.0))

@@ -12,17 +12,14 @@ from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
 from hapi.client.planning.reuse_choice import ReuseChooser
-from hapi.client.planning.split_range import SplitRange, any_split_fits
+from hapi.client.planning.split_range import SplitRange, blank_profile
 from hapi.client.planning.warm_up import WarmUp
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
-from hapi.profiler.offload_costs import OffloadCosts
+from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms, choose_offload
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.sizes import sizes_of
-
-_SMALL_SHARE = 0.1
-"""Share of the memory below which it is not the trained part that does not fit."""
 
 
 class Splits(Protocol):
@@ -216,36 +213,25 @@ def planning_of(
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
 
 
-def optimizer_bytes_offloaded(
+def offload_of(
     settings: SessionSettings,
     job_context: JobContext,
     budget: MemoryBudget,
     optimizer_bytes: float,
-    states: int,
-) -> float | None:
-    """Return an optimiser's bytes in memory with its states offloaded, if no split fits the memory otherwise.
+    terms: OffloadTerms,
+) -> OffloadChoice:
+    """Choose the place of the optimiser's states.
 
     Args:
         settings: the session's.
         job_context: the job.
         budget: this side's memory.
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`; of the optimiser with all in memory.
-        states: tensors that it keeps for each parameter.
-
-    Returns:
-        Bytes for each byte of trained parameters; None where a split fits, or offloading frees no memory.
+        terms: what the user asks for.
     """
-    layers = job_context.model.layers[job_context.last_split :]
-    weights = sum(layer.parameter_bytes for layer in layers)
-    costs = OffloadCosts(parameters=weights // 4, states=states)
-    if not costs.saved or budget.bytes is None or costs.memory_without < _SMALL_SHARE * budget.bytes:
-        return None
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
-    fixed = job_context.strategy is None
-    splits = [job_context.split] if fixed else range(job_context.last_split + 1)
-    if any_split_fits(sizes, job, splits):
-        return None
-    return optimizer_bytes - costs.saved / weights
+    only = job_context.split if job_context.strategy is None else None
+    return choose_offload(blank_profile(sizes), job, terms, only)
 
 
 def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: float) -> Sizes:

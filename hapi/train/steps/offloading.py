@@ -14,10 +14,10 @@ from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.states.folder import discard
 from hapi.offload.training import offload_training
 from hapi.paths import user_cache_folder, user_path
-from hapi.profiler.offload_costs import OffloadCosts, fitting_freeze, free_batch
+from hapi.profiler.offload_costs import OffloadCosts, OffloadPrice
 from hapi.train.settings import TrainingSettings
 from hapi.train.steps.gradient_step import GradientStep
-from hapi.units import format_bytes, format_duration
+from hapi.units import format_bytes
 
 log = logging.getLogger("hapi.client")
 
@@ -37,11 +37,11 @@ class Offloading:
         self.where = settings.offload
         """``off``, ``host`` or ``disk``."""
         self._costs = _costs(settings, step)
-        self._rates: tuple[float, float] | None = None
+        self._price: OffloadPrice | None = None
         self._report: dict[str, Any] | None = None
         self._is_closed = False
         if settings.offload == "auto":
-            self.where = "disk" if session.needs_offload else "off"
+            self.where = "off" if session.offload is None else session.offload.where
         budget = session.budget.bytes
         room = "the memory" if budget is None else f"{format_bytes(budget)} of memory"
         size = "" if self._costs is None else f" of {format_bytes(self._costs.memory_without)}"
@@ -54,7 +54,7 @@ class Offloading:
             log.info("offload: %s", self.why)
             return
         self.why = f"asked for by --offload {settings.offload}"
-        if session.needs_offload:
+        if session.offload is not None and session.offload.is_needed:
             self.why = f"the training does not fit {room} with its {states}"
         folders = _folders(settings) if self.where == "disk" else []
         self._announce(folders)
@@ -73,8 +73,10 @@ class Offloading:
         if self.where == "off" or self._costs is None:
             return facts
         facts |= {"bytes_freed": self._costs.saved, "bytes_a_step": self._costs.read + self._costs.written}
-        if self._rates is not None:
-            facts |= {"read_rate": self._rates[0], "write_rate": self._rates[1]}
+        if (choice := self._session.offload) is not None:
+            facts["planned_bytes"] = choice.freed
+        if self._price is not None:
+            facts |= {"read_rate": self._price.read_rate, "write_rate": self._price.write_rate}
         if isinstance(self._optimizer, OffloadedOptimizer):
             facts["cost"] = self._report or self._optimizer.report()
         return facts
@@ -101,28 +103,18 @@ class Offloading:
         read, write = (sum(rates[way] or 0.0 for rates in found) for way in (0, 1))
         text = f"{self.why}; the states go to {', '.join(map(str, folders))}"
         if read and write:
-            self._rates = read, write
-            seconds = costs.transfer_seconds(read, write)
-            text += (
-                f", {format_bytes(costs.read)} read and {format_bytes(costs.written)} written a step: "
-                f"{self._price(seconds)}"
+            self._price = OffloadPrice(
+                costs=costs,
+                read_rate=read,
+                write_rate=write,
+                step_seconds=self._step_seconds(),
+                batch=self._session.settings.bs,
+                samples=len(self._session.job_context.training_ids),
             )
-        if (freeze := self._fitting_freeze()) is not None:
-            text += f"; --freeze {freeze} would fit without"
+            text += f", {self._price}"
+        if (choice := self._session.offload) is not None and choice.fitting_freeze is not None:
+            text += f"; --freeze {choice.fitting_freeze} would fit without"
         log.warning("offload: %s", text)
-
-    def _price(self, seconds: float) -> str:
-        """Say what transfers of ``seconds`` add to a step, and from which batch on nothing."""
-        step, batch = self._step_seconds(), self._session.settings.bs
-        spent = f"{format_duration(seconds)} at the disk's rate"
-        if not step:
-            return f"{spent}, free where forward and backward take as long"
-        if seconds <= step:
-            return f"{spent}, hidden behind steps of {format_duration(step)}"
-        return (
-            f"{spent}, which adds {format_duration(seconds - step)} to steps of {format_duration(step)}; "
-            f"free from --bs {free_batch(batch, step, seconds)} on"
-        )
 
     def _step_seconds(self) -> float:
         """Seconds of a batch in the trained layers by the given profile; 0 without one."""
@@ -130,22 +122,14 @@ class Offloading:
         profile = None if planning is None else planning.profile
         return 0.0 if profile is None else profile.step_seconds * self._session.settings.bs
 
-    def _fitting_freeze(self) -> int | None:
-        budget, costs, job = self._session.budget.bytes, self._costs, self._session.job_context
-        if budget is None or costs is None or costs.memory_without <= budget:
-            return None
-        weights = [layer.parameter_bytes // 4 for layer in job.model.layers]
-        return fitting_freeze(weights, job.freeze, costs.states, budget)
-
 
 def _costs(settings: TrainingSettings, step: GradientStep) -> OffloadCosts | None:
     """Costs of the trained parameters; None where their states have to stay in memory."""
-    states = settings.offloadable_states
+    terms = settings.offload_terms
     sizes = [parameter.numel() for group in step.optimizer.param_groups for parameter in group["params"]]
-    if states is None or not sizes:
+    if terms is None or not sizes:
         return None
-    drives = max(1, len(settings.offload_dir))
-    return OffloadCosts(parameters=sum(sizes), states=states, drives=drives, largest=max(sizes))
+    return OffloadCosts(parameters=sum(sizes), states=terms.states, drives=terms.drives, largest=max(sizes))
 
 
 def _folders(settings: TrainingSettings) -> list[Path]:

@@ -7,11 +7,11 @@ from typing import Literal
 
 from hapi.config.settings import setting
 from hapi.errors import UsageError
+from hapi.profiler.offload_costs import OffloadName, OffloadTerms
 from hapi.train.steps.schedule import Schedule, check_length, steps_in
 from hapi.wire.references import Precision
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
-OffloadName = Literal["auto", "off", "host", "disk"]
 ScheduleName = Literal["constant", "cosine", "step", "one-cycle"]
 OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
 """Bytes that torch's optimisers keep per byte of parameters, beside the gradients (sgd: without, rmsprop: with
@@ -161,11 +161,12 @@ class AllStepSettings(OffloadSettings, StepSettings, ScheduleSettings, Optimizer
         )
 
     @property
-    def offloadable_states(self) -> int | None:
-        """Tensors of each parameter that may be offloaded; None where they must stay in memory."""
+    def offload_terms(self) -> OffloadTerms | None:
+        """What may be offloaded; None where all must stay in memory."""
         if self.offload == "off" or self.optimizer == "rmsprop":
             return None
-        return int(self._own_bytes)
+        drives = max(1, len(self.offload_dir))
+        return OffloadTerms(wanted=self.offload, states=int(self._own_bytes), drives=drives)
 
     @property
     def _own_bytes(self) -> float:

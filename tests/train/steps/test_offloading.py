@@ -12,6 +12,7 @@ from support.local_job import Interrupting, open_session, trainer_of
 
 from hapi.errors import DivergedError, UsageError
 from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.profiler.offload_costs import OffloadChoice, OffloadCosts
 from hapi.train.report_facts import offload_text
 from hapi.wire.transport.http import Handler
 
@@ -120,13 +121,20 @@ def test_auto_offloads_what_does_not_fit_and_says_what_it_costs(
 ) -> None:
     job: dict[str, Any] = {"optimizer": "adamw", "freeze": 12, "offload_dir": (str(tmp_path),)}
     with open_session(remembered, **job) as session:
-        session.needs_offload = True
+        session.offload = OffloadChoice(
+            where="disk",
+            is_needed=True,
+            freed=1,
+            costs=OffloadCosts(parameters=1, states=2),
+            fitting_freeze=13,
+        )
         with caplog.at_level(logging.INFO, "hapi.client"):
             trainer = trainer_of(session, **job)
         assert trainer.offloading.where == "disk"
         trainer.offloading.close()
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("offload:")]
     assert "does not fit" in line and "read and" in line and str(tmp_path) in line
+    assert line.endswith("--freeze 13 would fit without")
 
 
 @pytest.mark.parametrize(

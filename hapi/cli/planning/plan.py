@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from hapi import units
-from hapi.cli import plan_reuse
-from hapi.cli.plan_flags import BANDWIDTH, STORED, USUAL_JOB
-from hapi.cli.plan_flags import configure as configure
-from hapi.cli.plan_reuse import print_table
+from hapi.cli.planning import offload as plan_offload
+from hapi.cli.planning import reuse as plan_reuse
+from hapi.cli.planning.flags import BANDWIDTH, STORED, USUAL_JOB
+from hapi.cli.planning.flags import configure as configure
+from hapi.cli.planning.offload import PricedOffload
+from hapi.cli.planning.reuse import print_table
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     profile = _what_if(_own(args) if args.profile is None else _replayed(args), args)
     if args.save_profile is not None:
         profile.save(args.save_profile)
+    priced = plan_offload.price_offload(args, profile, job, terms.disk)
+    profile = priced.profile
     found = plan(args.strategy, profile, job)
     chosen = {
         name: None if split is None else found.candidates[split]
@@ -84,10 +88,11 @@ def run(args: argparse.Namespace) -> int:
         plan_figure(found, profile, job, args.figure, courses=over_epochs, kept=reuse.mode)
     if args.json:
         document = _document(found, chosen, forms, profile, job)
+        document["offload"] = plan_offload.document_of(found, priced, job)
         document["reuse"] = plan_reuse.document_of(reuse, prices)
         print(json.dumps(document, indent=1))
     else:
-        _print(found, chosen, forms, profile, job)
+        _print(found, chosen, forms, priced, job)
         plan_reuse.print_reuse(reuse, job, prices)
         for note in profile.notes:
             print(note)
@@ -249,8 +254,9 @@ def _document(
 
 
 def _print(
-    found: Plan, chosen: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
+    found: Plan, chosen: dict[str, Candidate | None], forms: list[Estimate], priced: PricedOffload, job: Job
 ) -> None:
+    profile, offloaded = priced.profile, priced.candidates(found, job)
     bandwidth = units.format_bandwidth(profile.link.bits_per_second)
     print(
         f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, {job.samples} samples an epoch, "
@@ -261,10 +267,13 @@ def _print(
         verdict = candidate.rejected or f"<- {found.strategy}"
         if not candidate.fits and not candidate.rejected:
             verdict += ", but does not fit the memory"
+        if candidate.estimate.split in offloaded and candidate.rejected:
+            verdict = plan_offload.verdict(offloaded[candidate.estimate.split])
         rows.append(_row(candidate.estimate, candidate.name or "(stored samples)", verdict))
     rows += [_row(e, f"(as {e.sent}s)" if e.sent == "tensor" else "(as uint8)", "to compare") for e in forms]
     print_table(rows, left=(1, len(_COLUMNS) - 1))
     print()
+    plan_offload.print_offload(found, priced, job)
     print(f"choice of each strategy (epoch, {job.epochs} epochs):")
     for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")

@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from hapi import units
-from hapi.cli import plan_reuse
+from hapi.cli.planning import offload, reuse
 from hapi.cli.shared.numbers import Number, count, rate, real, size
 from hapi.config.fields import flag_of
 from hapi.profiler.profile import Job
@@ -36,7 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _of_the_model(parser)
     _of_the_job(parser)
     _of_the_measurements(parser)
-    plan_reuse.configure(parser)
+    offload.configure(parser)
+    reuse.configure(parser)
     parser.add_argument(
         "--figure", metavar="FILE", help="draw layers, splits and what is kept (.png, .svg or .pdf)"
     )

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             type=_RATE,
             metavar="RATE",
             help=f"bytes per second that these disks {name} (default {what}, or the profile's run's; "
-            "measured with --cache)",
+            "measured with --cache or --offload disk)",
         )
     for name, what in PRICES.items():
         parser.add_argument(
@@ -82,6 +82,8 @@ class ReuseTerms:
     facts: ReuseFacts
     prices: Prices
     objective: Objective
+    disk: tuple[float, float]
+    """Bytes a second that the trainer's disk reads and writes."""
 
 
 def terms_of(args: argparse.Namespace) -> ReuseTerms:
@@ -100,12 +102,14 @@ def terms_of(args: argparse.Namespace) -> ReuseTerms:
     )
     objective: Objective = args.objective or ("time" if run is None else run.objective)
     prices.check(objective)
-    return ReuseTerms(facts=_facts(args, run), prices=prices, objective=objective)
-
-
-def _facts(args: argparse.Namespace, run: ReportedReuse | None) -> ReuseFacts:
     usual = Storage(bytes=CACHE_BYTES, read=READ_RATE, write=WRITE_RATE)
-    usual = _measured(args, usual) if run is None else usual
+    usual = _measured(args, usual) if run is None else run.facts.client or usual
+    disk = args.disk_read or usual.read, args.disk_write or usual.write
+    return ReuseTerms(facts=_facts(args, run, usual), prices=prices, objective=objective, disk=disk)
+
+
+def _facts(args: argparse.Namespace, run: ReportedReuse | None, usual: Storage) -> ReuseFacts:
+    """Caches of the flags, or else of the run; ``usual`` has the rates of a disk that neither knows."""
     known = ReuseFacts(client=usual) if run is None else run.facts
     if args.profile is not None:
         measured = reported_codecs(args.profile)
@@ -133,7 +137,7 @@ def _facts(args: argparse.Namespace, run: ReportedReuse | None) -> ReuseFacts:
 
 def _measured(args: argparse.Namespace, usual: Storage) -> Storage:
     """The rates of this machine's disk, where the command is about it."""
-    if not args.cache or None not in (args.disk_read, args.disk_write):
+    if not (args.cache or args.offload == "disk") or None not in (args.disk_read, args.disk_write):
         return usual
     # They need numpy, without which a plan from kept figures answers at once.
     from hapi.cache.disk_rates import measure_disk
