@@ -145,12 +145,24 @@ class Board:
     """Thread-safe."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
-        self.tenants: Mapping[Tenant, TenantCounts] = {tenant: TenantCounts() for tenant in tenants}
+        self.tenants: Sequence[Tenant] = ()
+        self._counts: dict[str, TenantCounts] = {}
+        self.change_tenants(tenants)
         self.started = time.monotonic()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._running: dict[int, RunningRequest] = {}
         self._errors: deque[Failure] = deque(maxlen=ERRORS_KEPT)
+
+    def change_tenants(self, tenants: Iterable[Tenant]) -> None:
+        """Have ``tenants`` from now on; those of a known name keep their counts."""
+        tenants = tuple(tenants)
+        self._counts = {t.name: self._counts.get(t.name) or TenantCounts() for t in tenants}
+        self.tenants = tenants
+
+    def counts_of(self, tenant: Tenant) -> TenantCounts:
+        """Return the counts of ``tenant``; those of one that is not here any more are forgotten at the next change."""
+        return self._counts.setdefault(tenant.name, TenantCounts())
 
     @contextmanager
     def running(self, request: RunningRequest) -> Iterator[None]:

@@ -10,9 +10,9 @@ import pytest
 from support.http_tools import EXTRACT, Known, check_problem, exchange, raw, request_bytes, served
 
 from hapi.cli.server import main
-from hapi.server.http.tenants import Tenants
-from hapi.server.lifecycle.run import check_exposure
+from hapi.server.lifecycle.credentials import check_exposure
 from hapi.server.settings import ListenSettings
+from hapi.server.tenants.by_token import Tenants
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bear a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",

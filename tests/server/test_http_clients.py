@@ -130,7 +130,7 @@ def test_bodies_that_wait_for_the_parser_are_counted(
     folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in memory still; whoever leaves takes its own away."""
-    monkeypatch.setattr("hapi.server.http.app.MAX_BODIES", 4)
+    monkeypatch.setattr("hapi.server.http.bodies.MAX_BODIES", 4)
     parsing, release = threading.Event(), threading.Event()
     with served(folder) as slow:
         parse = slow.service.request
@@ -144,13 +144,13 @@ def test_bodies_that_wait_for_the_parser_are_counted(
         first = opened(slow.port, long_request(known, 8))
         assert parsing.wait(20)
         waiting = [opened(slow.port, long_request(known, 8)) for _ in range(3)]
-        until(lambda: slow.application.bodies == 4, 10, "three bodies behind the first")
+        until(lambda: slow.application.bodies.count == 4, 10, "three bodies behind the first")
         check_problem(exchange(slow.port, "POST", EXTRACT, known.extract()), 429, "come back")
         for sock in waiting:
             reset(sock)
-        until(lambda: slow.application.bodies == 1, 10, "the end of those that left")
+        until(lambda: slow.application.bodies.count == 1, 10, "the end of those that left")
         release.set()
-        until(lambda: slow.application.bodies == 0, 10, "the end of the first body")
+        until(lambda: slow.application.bodies.count == 0, 10, "the end of the first body")
         reset(first)
         slow.idle()
 
@@ -292,6 +292,6 @@ def test_nothing_is_left_of_hundreds_that_left(folder: Path, known: Known) -> No
         until(lambda: open_descriptors() <= descriptors, 20, "the end of its connections")
         pools = 2 * (busy.service.slots + 1)  # they grow when they are needed
         assert threading.active_count() <= threads + pools, "but for threads that the two pools did not have"
-        assert busy.application.bodies == 0
+        assert busy.application.bodies.count == 0
         assert received(exchange(busy.port, "POST", SAMPLES, known.samples()).body, 3)[0] == [5, 0, 5]
         known.check_features(exchange(busy.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])

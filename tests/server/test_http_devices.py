@@ -36,6 +36,7 @@ from hapi.server.device.memory_budget import DeviceMemory, MemoryRequest
 from hapi.server.device.worker import DeviceWorker, make_workers
 from hapi.server.http.app import Application
 from hapi.server.lifecycle import run
+from hapi.server.lifecycle.reload import Reload
 from hapi.server.service import Service
 from hapi.server.settings import ListenSettings, ServerSettings
 from hapi.store.open import open_store
@@ -250,7 +251,8 @@ def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytes
     monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.05)
     service.workers.all[0].device.health.broken = "CUDA error"
     try:
-        assert asyncio.run(run._serve(application, ListenSettings(port=0), None)) == 1
+        listening = ListenSettings(port=0)
+        assert asyncio.run(run._serve(application, listening, Reload(listening))) == 1
     finally:
         application.close()
         service.close()

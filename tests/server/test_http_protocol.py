@@ -30,7 +30,7 @@ from support.http_tools import (
     until,
 )
 
-from hapi.server.http import app as server_app
+from hapi.server.http import bodies
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_truncated_body(server: ServedApplication, known: Known) -> None:
 
 
 def test_slow_bodies_end(server: ServedApplication, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_app, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         sock.sendall(f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode())
         answer = b""
@@ -152,19 +152,19 @@ def test_many_slow_bodies_take_no_slot(server: ServedApplication, known: Known) 
 
 
 def test_bodies_under_way_are_bounded(folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_app, "MAX_BODIES", 3)
+    monkeypatch.setattr(bodies, "MAX_BODIES", 3)
     with served(folder) as small:
         head = f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
         socks = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(3)]
         for sock in socks:
             sock.sendall(head)
-        until(lambda: small.application.bodies == 3, 5, "three bodies under way")
+        until(lambda: small.application.bodies.count == 3, 5, "three bodies under way")
         answer = exchange(small.port, "POST", EXTRACT, known.extract())
         check_problem(answer, 429)
         assert int(answer.headers["Retry-After"]) >= 1
         for sock in socks:
             sock.close()
-        until(lambda: small.application.bodies == 0, 5, "the end of the bodies")
+        until(lambda: small.application.bodies.count == 0, 5, "the end of the bodies")
         assert exchange(small.port, "POST", EXTRACT, known.extract()).status == 200
 
 

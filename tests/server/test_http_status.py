@@ -29,8 +29,8 @@ from support.http_tools import (
 )
 
 import hapi
-from hapi.server.http.tenants import read_tenants
 from hapi.server.status import MEMORY_KINDS
+from hapi.server.tenants.by_token import read_tenants
 from hapi.wire.messages import STATUS_PATH
 from hapi.wire.report import STAGES
 

@@ -25,8 +25,8 @@ from support.http_tools import (
 )
 
 from hapi.models.graph.layers import Segment
-from hapi.server.http import app as server_app
-from hapi.server.http.tenants import Tenants, read_tenants
+from hapi.server.http import bodies
+from hapi.server.tenants.by_token import Tenants, read_tenants
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import DEADLINE_HEADER
@@ -243,7 +243,7 @@ def test_what_is_malformed_does_not_wait(folder: Path, known: Known, tenants: Te
 def test_slow_bodies_of_one_tenant(
     folder: Path, known: Known, tenants: Tenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_app, "MAX_BODIES", 4)
+    monkeypatch.setattr(bodies, "MAX_BODIES", 4)
     with served(folder, tenants=tenants) as small:
         head = (
             f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
@@ -252,13 +252,13 @@ def test_slow_bodies_of_one_tenant(
         socks = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(4)]
         for sock in socks:
             sock.sendall(head.encode())
-        until(lambda: small.application.bodies == 2, 5, "half of the bodies")
+        until(lambda: small.application.bodies.count == 2, 5, "half of the bodies")
         heavy = exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("heavy"))
         check_problem(heavy, 429, "are arriving")
         assert exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("light")).status == 200
         for sock in socks:
             sock.close()
-        until(lambda: small.application.bodies == 0, 5, "the end of the bodies")
+        until(lambda: small.application.bodies.count == 0, 5, "the end of the bodies")
         known.check_features(
             exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("heavy")).body, [3, 39, 0, 17]
         )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import ConfigError, UnauthorizedError
-from hapi.server.http.tenants import DEFAULT, Tenants, read_tenants
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.tenants.by_token import DEFAULT, Tenants, read_tenants
 
 DIGEST = hashlib.sha256(b"another-secret").hexdigest()
 GOOD = f"""

@@ -202,7 +202,7 @@ class Settled:
                     application.admission.running
                     or application.admission.queued
                     or application.documents.running
-                    or application.bodies
+                    or application.bodies.count
                 )
             ),
             60,

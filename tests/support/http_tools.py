@@ -32,9 +32,9 @@ from hapi.repository.prefix import zoo_reference
 from hapi.repository.push import push
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen
-from hapi.server.http.tenants import Tenants
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
+from hapi.server.tenants.by_token import Tenants
 from hapi.store.open import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from hapi.errors import (
-    BusyError,
-    DrainingError,
-    HapiError,
-    StuckError,
-)
+from hapi.errors import DrainingError, HapiError, StuckError
 from hapi.process.processors import processor_count
 from hapi.server.context import Progress, RequestContext
 from hapi.server.frame_stream import FrameStream
 from hapi.server.http import openapi
+from hapi.server.http.bodies import Bodies
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.keys import (
@@ -41,22 +36,22 @@ from hapi.server.http.keys import (
 from hapi.server.http.metrics import Metrics
 from hapi.server.http.overview import Overview
 from hapi.server.http.page import page, page_headers
-from hapi.server.http.problems import as_hapi_error, body_too_large, problem_response
+from hapi.server.http.problems import as_hapi_error, problem_response
 from hapi.server.http.response_stream import Answer, AnswerHead, abort, finished
 from hapi.server.http.same_origin import check_origin
 from hapi.server.http.slow_reader import SlowReaderGuard
-from hapi.server.http.tenants import Tenants
-from hapi.server.http.web_server import EXPECT, WebRunner, connection_of
+from hapi.server.http.web_server import WebRunner, connection_of
 from hapi.server.lifecycle.descriptors import connection_limits, descriptor_limit
 from hapi.server.lifecycle.log_limits import REQUEST
 from hapi.server.lifecycle.progress_watch import subject_of
 from hapi.server.packs.route import PackRoute
-from hapi.server.scheduling.admission import FULL, Admission, Slot
+from hapi.server.scheduling.admission import Admission, Slot
 from hapi.server.scheduling.costs import Costs, Request, Server, Used
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.scrub import Scrub
 from hapi.server.service import DOCUMENT_PATHS, Service
 from hapi.server.status import Board, RunningRequest
+from hapi.server.tenants.by_token import Tenants
 from hapi.waiting import Interest
 from hapi.wire import messages
 from hapi.wire.frames import MEDIA_TYPE, error_frame
@@ -66,11 +61,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("hapi.server")
 
-BODY_SECONDS = 30.0
-"""Longest time in which a request's body must have arrived."""
-MAX_BODIES = 256
-"""Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
-``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -97,13 +87,10 @@ class Application:
         self._server = Server(
             slots=service.slots, processors=processor_count(), devices=len(service.workers.all)
         )
-        self.bodies = 0
-        """Request bodies that are arriving, or wait to be parsed."""
-        self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
         watch = service.watch
         self._parser = watch.threads(1, "hapi-parse")
-        self._parsing = asyncio.Lock()
+        self.bodies = Bodies(self._parser, self._shed)
         self._workers = watch.threads(service.slots + 1, "hapi-request", of_slots=True)
         self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
         self.status_threads = watch.threads(1, "hapi-look")
@@ -113,6 +100,13 @@ class Application:
             self.metrics.cos_batch.labels(device.name)
         self.packs = PackRoute(service, self._shed, self.metrics)
         self._routes()
+
+    def change_tenants(self, tenants: Tenants) -> None:
+        """Serve ``tenants`` from now on; requests that run, and those that wait, go on as they are."""
+        self.tenants = tenants
+        self.board.change_tenants(tenants.all)
+        for admission in (self.admission, self.documents, *self.packs.admissions):
+            admission.change_tenants(tenants.all)
 
     @property
     def running(self) -> int:
@@ -146,7 +140,7 @@ class Application:
         add.add_post(WARM_PATH, self._warm)
 
     def _shed(self, tenant: Tenant, reason: str) -> None:
-        self.board.tenants[tenant].shed[reason] += 1
+        self.board.counts_of(tenant).shed[reason] += 1
 
     def _chosen(self, device: str, batch: int) -> None:
         self.metrics.cos_batch.labels(device).observe(batch)
@@ -347,30 +341,7 @@ class Application:
 
     async def _asked(self, request: web.Request, parse: Callable[[str, bytes], T]) -> T:
         """Request in the body; refused unread when it is too long, or when there are too many at once."""
-        if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
-            raise body_too_large()
-        expect = request.get(EXPECT, "100-continue").lower()
-        if expect != "100-continue":
-            raise web.HTTPExpectationFailed
-        tenant = request[TENANT]
-        of_one = MAX_BODIES if len(self.tenants.all) == 1 else MAX_BODIES // 2
-        if self.bodies >= MAX_BODIES or self._bodies_of[tenant] >= of_one:
-            self._shed(tenant, FULL)
-            raise BusyError(f"{self.bodies} requests are arriving; come back in 1 s", retry_after=1.0)
-        self.bodies += 1
-        self._bodies_of[tenant] += 1
-        try:
-            if EXPECT in request:
-                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                request.writer.output_size = 0  # nothing of the answer itself was sent
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await request.read()
-            async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves
-                reading = self._parser.submit(parse, request.path, body)
-                return await finished(reading, lambda asked: None)
-        finally:
-            self.bodies -= 1
-            self._bodies_of[tenant] -= 1
+        return await self.bodies.read(request, parse, alone=len(self.tenants.all) == 1)
 
     def _account(
         self, request: web.Request, asked: Request, stream: FrameStream, answer: Answer, slot: Slot
@@ -379,7 +350,7 @@ class Application:
         stages, held = clock.seconds(), time.monotonic() - slot.began
         used = Used(stages, clock.cpu_seconds(), held)
         slot.cost = used.cost(self._server)
-        counts = self.board.tenants[request[TENANT]]
+        counts = self.board.counts_of(request[TENANT])
         counts.cost += slot.cost
         counts.sent_bytes += answer.sent
         if request.get(STATUS) == 200:

@@ -81,7 +81,7 @@ class Overview:
         }
 
     def _tenant(self, tenant: Tenant) -> dict[str, Any]:
-        counts = self._board.tenants[tenant]
+        counts = self._board.counts_of(tenant)
         queued, running = self._admission.of(tenant)
         return {
             "name": tenant.name,
@@ -197,11 +197,12 @@ class Overview:
             ("hapi_tenant_sent_bytes", "Bytes of answers sent.", lambda c: c.sent_bytes),
         )
         for name, text, count in counters:
-            yield _by("tenant", name, text, {t.name: count(counts) for t, counts in tenants.items()})
+            yield _by("tenant", name, text, {t.name: count(self._board.counts_of(t)) for t in tenants})
         shed = CounterMetricFamily(
             "hapi_tenant_shed", "Requests sent away, and why.", labels=["tenant", "reason"]
         )
-        for tenant, counts in tenants.items():
+        for tenant in tenants:
+            counts = self._board.counts_of(tenant)
             for reason in REASONS:
                 shed.add_metric([tenant.name, reason], counts.shed[reason])
         yield shed

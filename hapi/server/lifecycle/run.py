@@ -1,4 +1,5 @@
-"""Start a server process, say when it listens, and end it in order: SIGTERM drains, a second one stops at once."""
+"""Start a server process, say when it listens, and end it in order: SIGTERM drains, a second one stops at once, SIGHUP
+reloads."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
 import sys
 import threading
 import time
@@ -17,20 +17,18 @@ import torch
 
 from hapi.allocator import give_back_freed_memory
 from hapi.config.settings import checked
-from hapi.config.token import read_token
 from hapi.errors import UsageError
 from hapi.process.threads import Threads
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen as listen_at
 from hapi.server.http.overview import shown
 from hapi.server.http.response_stream import outcome
-from hapi.server.http.same_origin import is_loopback
-from hapi.server.http.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_tenants
 from hapi.server.lifecycle import audit, event_loop
 from hapi.server.lifecycle.descriptors import descriptor_limit, raise_descriptor_limit
 from hapi.server.lifecycle.ending import END_SECONDS, end_within
 from hapi.server.lifecycle.foreign_output import foreign_output_logged
 from hapi.server.lifecycle.log_limits import LimitedHandler, tell_left_out
+from hapi.server.lifecycle.reload import Reload, told_tenants
 from hapi.server.service import Service
 from hapi.server.settings import ListenSettings, ServerSettings
 from hapi.store.open import open_store
@@ -56,77 +54,39 @@ def run_server(settings: ServerSettings) -> int:
     if settings.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
         raise UsageError("--exit-with-stdin: standard input is closed already")
     with foreign_output_logged():
-        token = read_token(settings.token_file)
-        return _run(settings, read_tenants(settings.tenants, token), token)
+        return _run(settings)
 
 
-def _run(settings: ServerSettings, tenants: Tenants, token: str | None) -> int:
+def _run(settings: ServerSettings) -> int:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
-    check_exposure(settings, tenants)
+    reload = Reload(settings)
+    signal.signal(signal.SIGHUP, lambda *_: reload.want())  # one that comes while it starts waits
     raise_descriptor_limit()
-    tls = _tls(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = open_store(settings.store)
     # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
     Threads(1, "hapi-ping").submit(store.ping).result()
-    service = Service(settings, store, token)
-    application = Application(service, tenants)
+    service = Service(settings, store, reload.credentials.token)
+    application = Application(service, reload.credentials.tenants)
     try:
         return event_loop.run(
-            _serve(application, settings, tls, lambda code: end_within(END_SECONDS, code, service.children))
+            _serve(
+                application, settings, reload, lambda code: end_within(END_SECONDS, code, service.children)
+            )
         )
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # it is ending, with the exit code that it has
+        reload.close()
         application.close()
         service.close()
-
-
-def check_exposure(listen: ListenSettings, tenants: Tenants) -> None:
-    """Refuse to listen beyond loopback when everybody may ask, or guess the token; warn where others may read it."""
-    loopback = is_loopback(f"[{listen.host}]" if ":" in listen.host else listen.host)
-    shortest = tenants.shortest
-    if not loopback and tenants.open:
-        raise UsageError(
-            f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN, --token-file or "
-            "--tenants), or listen on 127.0.0.1"
-        )
-    if not loopback and shortest is not None and shortest < LEAST_TOKEN:
-        raise UsageError(
-            f"--host {listen.host} is reachable from other machines, and the token of HAPI_TOKEN or --token-file can "
-            f"be guessed: it has {shortest} characters; give at least {LEAST_TOKEN}, better {GOOD_TOKEN} random ones"
-        )
-    if not loopback and shortest is not None and shortest < GOOD_TOKEN:
-        log.warning("the token is short: %d random characters or more are better", GOOD_TOKEN)
-    if not loopback and not listen.tls_cert:
-        log.warning(
-            "tokens and data cross the network readable by others: give --tls-cert and --tls-key, "
-            "or let a proxy on this machine speak TLS"
-        )
-    if bool(listen.tls_cert) != bool(listen.tls_key):
-        raise UsageError("--tls-cert and --tls-key belong together: give both")
-
-
-def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
-    if not listen.tls_cert:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # With a password a key that wants one fails at once, instead of asking on the terminal.
-        context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
-    except (OSError, ssl.SSLError) as error:
-        # OpenSSL's word for a file without a certificate or key in it says nothing.
-        why = "no PEM certificate and key without a password" if "PEM lib" in str(error) else error
-        raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {why}") from None
-    return context
 
 
 async def _serve(
     application: Application,
     listen: ListenSettings,
-    tls: ssl.SSLContext | None,
+    reload: Reload,
     ending: Callable[[int], object] = lambda code: None,
 ) -> int:
     """Serve until the end; the exit code, of which ``ending`` is told once the drain is over."""
@@ -141,38 +101,40 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
+    loop.add_signal_handler(signal.SIGHUP, reload.want)
     if listen.exit_with_stdin:
         threading.Thread(target=_watch_stdin, args=(loop, stop, at_once), daemon=True).start()
     runner = application.runner()
     await runner.setup()
     try:
-        await listen_at(runner, application.connections, listen.host, listen.port, tls)
+        await listen_at(runner, application.connections, listen.host, listen.port, reload.tls)
     except OSError as error:
         await runner.cleanup()
         raise UsageError(f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}") from None
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in str(host) else host
-    print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
+    print(f"listening on {'https' if reload.tls else 'http'}://{shown}:{port}", flush=True)
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     _tell_start(application, listen, str(host), port)
     application.scrub.start()
+    reloading = asyncio.create_task(reload.run(application))
     code = await _stopped(application, stop)
     await _drain(application, at_once)
     ending(code)
+    reloading.cancel()
     await runner.cleanup()
     return code
 
 
 def _tell_start(application: Application, listen: ListenSettings, host: str, port: int) -> None:
     """Tell the audit how the server was started."""
-    tenants, limits = application.tenants, application.connections.limits
+    limits = application.connections.limits
     audit.administered(
         "start",
         host=host,
         port=port,
         tls=bool(listen.tls_cert),
-        tenants=[] if tenants.open else sorted(tenant.name for tenant in tenants.all)[:100],
-        tenants_in_all=0 if tenants.open else len(tenants.all),
+        **told_tenants(application),
         settings=shown(application.service.settings),
         descriptors=descriptor_limit(),
         connections=limits.total,

@@ -57,6 +57,11 @@ class PackRoute:
         """Requests that hold a slot."""
         return sum(lane.admission.running for lane in self._lanes.values())
 
+    @property
+    def admissions(self) -> list[Admission]:
+        """Admissions of its lanes."""
+        return [lane.admission for lane in self._lanes.values()]
+
     def close(self) -> None:
         """Stop the threads."""
         for lane in self._lanes.values():

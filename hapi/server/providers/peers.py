@@ -127,6 +127,12 @@ class Peers:
             extra={"provider": peer.url, "error": why, "seconds": round(seconds, 1)},
         )
 
+    def use_token(self, token: str | None) -> None:
+        """Ask them with ``token`` from now on, also those that refused the last one."""
+        for peer in self._peers.values():
+            peer.reader.transport.use_token(token)
+            peer.well_at = 0.0
+
     def pools(self) -> list[Threads]:
         """Thread pools of the readers."""
         return [pool for peer in self._peers.values() for pool in peer.reader.pools()]

@@ -193,6 +193,11 @@ class Providers:
         """Reads that failed at another server."""
         return 0 if self.peers is None else self.peers.failures
 
+    def use_token(self, token: str | None) -> None:
+        """Ask other servers with ``token`` from now on."""
+        if self.peers is not None:
+            self.peers.use_token(token)
+
     def pools(self) -> Sequence[Threads]:
         """Thread pools that read from other servers."""
         return [] if self.peers is None else self.peers.pools()

@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -62,6 +62,12 @@ class Admission:
     def queued(self) -> int:
         """Requests that wait now."""
         return self._queue.queued
+
+    def change_tenants(self, tenants: Iterable[Tenant]) -> None:
+        """Take the weights and limits of ``tenants`` from now on, also for those that wait."""
+        with self._lock:
+            self._queue.change_tenants(tenants)
+        self._move_on()
 
     def of(self, tenant: Tenant) -> tuple[int, int]:
         """Return how many requests of ``tenant`` wait, and how many hold a slot."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,7 +42,7 @@ ENOUGH_COMPLETED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """Source of requests. Equal tenants are one."""
+    """Source of requests. Tenants of one name are one."""
 
     name: str
     weight: float = 1.0
@@ -109,7 +110,8 @@ class _Line:
             elapsed = 0.0 if self.paid_until is None else max(0.0, now - self.paid_until)
             self.balance = min(rate, self.balance + rate * elapsed)
             self.paid_until = now
-        return (limit is None or self.running < limit) and self.balance > -1  # less than a byte is rounding
+        paid = rate is None or self.balance > -1  # less than a byte is rounding
+        return paid and (limit is None or self.running < limit)
 
 
 class ServiceRate:
@@ -147,8 +149,9 @@ class FairQueue:
     def __init__(self, slots: int, max_queued: int) -> None:
         self._slots = slots
         self._max_queued = max_queued
-        self._lines: dict[Tenant, _Line] = {}
-        self._waiting: dict[Tenant, _Line] = {}
+        self._lines: dict[str, _Line] = {}
+        """By the tenant's name."""
+        self._waiting: dict[str, _Line] = {}
         """Lines in which somebody waits."""
         self._virtual = 0.0
         self._last_finish = 0.0
@@ -159,6 +162,15 @@ class FairQueue:
         self.running = 0
         self.queued = 0
 
+    def change_tenants(self, tenants: Iterable[Tenant]) -> None:
+        """Take the weights and limits of ``tenants``, by their names; forget others without a request."""
+        known = {tenant.name: tenant for tenant in tenants}
+        for name, line in list(self._lines.items()):
+            if name in known:
+                line.tenant = known[name]
+            elif not line.waiting and not line.running:
+                del self._lines[name]
+
     def enter(self, tenant: Tenant, cost: float) -> Ticket:
         """Add a request at the end of the tenant's line."""
         line = self._line(tenant)
@@ -167,7 +179,7 @@ class FairQueue:
         if not line.waiting:
             line.floor = max(line.floor, self._virtual)
             line.seldom = line.finish < self._virtual
-            self._waiting[tenant] = line
+            self._waiting[tenant.name] = line
         line.waiting[ticket] = None
         line.work += ticket.cost
         self.queued += 1
@@ -208,7 +220,7 @@ class FairQueue:
 
     def finish(self, ticket: Ticket, cost: float, now: float) -> None:
         """Note that a running request is over, with its real cost."""
-        line, cost = self._lines[ticket.tenant], max(cost, LEAST_COST)
+        line, cost = self._lines[ticket.tenant.name], max(cost, LEAST_COST)
         full = self.running >= self._slots
         if full:
             self.rate.done(cost, now)
@@ -228,7 +240,7 @@ class FairQueue:
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a waiting request. It has cost nothing."""
-        self._remove(self._lines[ticket.tenant], ticket)
+        self._remove(self._lines[ticket.tenant.name], ticket)
         ticket.state = "over"
 
     def surplus(self) -> Ticket | None:
@@ -248,7 +260,7 @@ class FairQueue:
 
         Not of a tenant that has nothing in the queue: its request might begin at once.
         """
-        line = self._waiting.get(tenant)
+        line = self._waiting.get(tenant.name)
         if line is None or self.queued < self._max_queued:
             return False
         length = (len(line.waiting) + 1) / tenant.weight
@@ -335,9 +347,9 @@ class FairQueue:
     # -- lines -------------------------------------------------------------------------------------------
 
     def _line(self, tenant: Tenant) -> _Line:
-        line = self._lines.get(tenant)
+        line = self._lines.get(tenant.name)
         if line is None:
-            line = self._lines[tenant] = _Line(tenant, float(tenant.bytes_per_second or 0))
+            line = self._lines[tenant.name] = _Line(tenant, float(tenant.bytes_per_second or 0))
         return line
 
     def _work_before(self, tag: float, own: _Line) -> float:
@@ -360,7 +372,7 @@ class FairQueue:
         if not line.waiting:
             line.work = 0.0  # no dust from adding and subtracting
             line.held_back = False
-            del self._waiting[line.tenant]
+            del self._waiting[line.tenant.name]
 
 
 def _seconds_owed(line: _Line) -> float:

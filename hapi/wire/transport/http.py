@@ -130,6 +130,10 @@ class HttpTransport:
         self._received_before = 0
         """Bytes received by connections that are closed."""
 
+    def use_token(self, token: str | None) -> None:
+        """Send ``token`` with all requests from now on; None: none."""
+        self._headers = {**bearer(token), DEADLINE_HEADER: self._headers[DEADLINE_HEADER]}
+
     def call(self, method: str, path: str, document: Any = None) -> Any:
         """Send a request over a kept connection; see :meth:`Transport.call`."""
         with self._exchange(method, path, document) as response:

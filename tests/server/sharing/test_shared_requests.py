@@ -21,9 +21,9 @@ from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device
 from hapi.server.feeding import Feeding
 from hapi.server.frame_stream import FrameStream
-from hapi.server.http.tenants import Tenants
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.service import Service
+from hapi.server.tenants.by_token import Tenants
 from hapi.wire.references import Augmentation
 
 ALL = list(range(40))
@@ -342,8 +342,8 @@ def test_tenants_share_and_only_who_computes_pays(folder: Path, known: Known) ->
             bodies.append(parsed(answer.body, ALL[:32]))
         assert same(bodies[0], bodies[1])
         server.idle()  # an answer is paid for after it was sent
-        costs = server.application.board.tenants
-        assert costs[two].cost < costs[one].cost
+        costs = server.application.board.counts_of
+        assert costs(two).cost < costs(one).cost
         text = exchange(server.port, "GET", "/metrics", headers=headers).body.decode()
         assert 'hapi_feature_samples_total{source="computed"} 32.0' in text
         assert 'hapi_feature_samples_total{source="recent"} 32.0' in text
