@@ -16,7 +16,7 @@ _QUICK_TURNS = 2
 
 
 def _offload(args: argparse.Namespace) -> Outcome:
-    from benchmarks.offload.settings import GOALS, PARTS, OffloadSettings, blocks_of
+    from benchmarks.offload.settings import GOALS, PARTS, REGIMES, OffloadSettings, blocks_of
     from benchmarks.testbed.cells import Results, read
     from benchmarks.testbed.conditions import conditions
 
@@ -25,12 +25,15 @@ def _offload(args: argparse.Namespace) -> Outcome:
             raise UsageError(f"--part {part}: expected one of {', '.join((*PARTS, GOALS))}")
     plain = OffloadSettings(quick=args.quick, rounds=7 if args.part == [GOALS] else 3)
     if args.quick:
-        plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, cap=7e8)
+        plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, caps=(8e8,))
     settings = with_given(
-        plain, args, parts="part", tails="tail", rounds="turns", limit="limit", cap="cap"
+        plain, args, parts="part", tails="tail", rounds="turns", limit="limit", regimes="batch", caps="cap"
     )  # fmt: skip
     for tail in settings.tails:
         blocks_of(tail)
+    for name in settings.regimes:
+        if name not in REGIMES:
+            raise UsageError(f"--batch {name}: expected one of {', '.join(REGIMES)}")
     if args.view:
         return _outcome(list(read(Path(args.results))))
     from benchmarks.offload.engine import check_folder, measure
@@ -47,17 +50,23 @@ def _offload(args: argparse.Namespace) -> Outcome:
 
 def _outcome(records: list[dict[str, Any]]) -> Outcome:
     from benchmarks.offload.figure import draw
+    from benchmarks.offload.paper import compare
     from benchmarks.offload.rows import goals_of, left_out, rows_of, sizes_of, table
 
-    rows = rows_of(records)
+    rows, sizes = rows_of(records), sizes_of(records)
+    compared = compare(records, rows)
+    lines = table(records)
+    if compared:
+        lines += ["", "beside the paper (LoHan)", *(f"  {one.text()}" for one in compared)]
     return recorded_outcome(
         records,
-        table(records),
+        lines,
         [row.to_json() for row in rows],
-        lambda path: draw(rows, path),
+        lambda path: draw(rows, sizes, compared, path),
         benchmark="offload",
         goals=[goal.to_json() for goal in goals_of(records)],
-        sizes=sizes_of(records),
+        sizes=sizes,
+        paper=[one.to_json() for one in compared],
         left_out=left_out(records),
     )
 
@@ -71,7 +80,10 @@ BENCHMARKS = (
                 "(default all but the goals)", metavar="PART"),
             repeated("--tail", "100M, 218M, 1B; may be repeated (default all)", metavar="NAME"),
             number("--turns", count(1, 1000), "of each way (default 3; 7 of the goals')"),
-            number("--cap", count(600_000_000, 1 << 44), "bytes of memory of the part size (default 2000000000)"),
+            repeated("--batch", "of steps and swap: compute-bound, balanced, I/O-bound; may be repeated (default all)",
+                metavar="NAME"),
+            repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
+                count(600_000_000, 1 << 44)),
             number("--limit", seconds(1, DAY), "longest time of one answer (default 5min)", metavar="TIME"),
             switch("--quick", "a small tail, to try it out"),
             option("--folder", "on the disk to be used (default: the temporary folder)", type=Path, metavar="FOLDER"),

@@ -39,6 +39,10 @@ _PROCESS_BYTES = 350_000_000
 """Bytes of Python, torch and buffers."""
 _WARM_STEPS = 5
 """Steps before the first turn: plans are made, and what a loop does is learned."""
+_LARGEST, _FEW_STEPS = "1B", 3
+"""A tail whose steps take long has so many before the first turn, and turns of one."""
+_OTHERS_BYTES = 1_500_000_000
+"""Memory that stays free for what else the machine does."""
 _STEP_BYTES = 20
 """That a step with AdamW moves for each parameter."""
 _DISK_BYTES = 29
@@ -98,7 +102,7 @@ class _Bench:
 
     def _batches(self, group: OffloadGroup, rows: int) -> list[list[str]]:
         """Ways that are alive together; those that do not fit at all are recorded."""
-        free = host_free_bytes() or 0
+        free = max(0, (host_free_bytes() or 0) - _OTHERS_BYTES)
         room = shutil.disk_usage(self._folder).free
         found: list[list[str]] = []
         left_bytes, left_disk = 0.0, 0.0
@@ -107,7 +111,7 @@ class _Bench:
             stored = _DISK_BYTES * parameters_of(group.tail) + 2 * _PROBED_BYTES if way in OFFLOADED else 0
             if needed > free or stored > room:
                 what = f"{needed / 1e9:.1f} GB of memory and {stored / 1e9:.1f} GB of disk"
-                why = f"needs about {what}; {free / 1e9:.1f} and {room / 1e9:.1f} are free"
+                why = f"needs about {what}; {free / 1e9:.1f} and {room / 1e9:.1f} may be taken"
                 self._leave_out(group, [way], why)
                 continue
             if not found or needed > left_bytes or stored > left_disk:
@@ -141,6 +145,7 @@ class _Bench:
     def _measure(self, group: OffloadGroup, ways: Sequence[str], rows: int) -> None:
         """Let ``ways`` take turns."""
         settings = self._settings
+        is_large = group.tail == _LARGEST
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="group-", dir=self._folder)))
             clients: dict[str, TrainingClient] = {}
@@ -149,7 +154,7 @@ class _Bench:
                 clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit)
                 stack.callback(clients[way].stop)
             for client in clients.values():
-                client.call(do="warm", steps=_WARM_STEPS)
+                client.call(do="warm", steps=_FEW_STEPS if is_large else _WARM_STEPS)
             began = time.monotonic()
             for round_index in range(settings.rounds):
                 if round_index >= 2 and time.monotonic() - began > settings.seconds:
@@ -157,11 +162,11 @@ class _Bench:
                 answers = {}
                 for way in rotated(tuple(ways), round_index):
                     rate = self._rate(clients[way], group) if way in OFFLOADED else None
-                    answers[way] = {**clients[way].call(do="turn", steps=settings.steps), "rate": rate}
+                    answer = clients[way].call(do="turn", steps=1 if is_large else settings.steps)
+                    answers[way] = {**answer, "rate": rate}
+                job = {"rows": rows, "parameters": parameters_of(group.tail), "drives": group.drives}
                 record = {"kind": "turn", "group": group.key, "turn": round_index, "ways": list(ways)}
-                self._results.add(
-                    {**record, "rows": rows, "parameters": parameters_of(group.tail), "answers": answers}
-                )
+                self._results.add({**record, **job, "answers": answers})
 
     def _rate(self, client: TrainingClient, group: OffloadGroup) -> float:
         nbytes = _PROBED_BYTES // (4 if group.rate or self._settings.quick else 1)
@@ -181,7 +186,10 @@ class _Bench:
         return min(max(rows, _LEAST_ROWS), most_rows(group.tail))
 
     def _calibration(self) -> dict[str, Any]:
-        """Seconds of a step of AdamW in memory, over rows, and the disk's rate; measured once for a file of results."""
+        """Seconds of a step of AdamW in memory, over rows, and the disk's rate; measured once for a file of results.
+
+        Processor seconds over the cores: what else the machine does makes steps long whose batch is small, too.
+        """
         for record in self._results.records:
             if record["kind"] == "calibration":
                 return record
@@ -194,7 +202,8 @@ class _Bench:
                 client = TrainingClient(task, Path(made) / "log", self._settings.limit)
                 try:
                     client.call(do="warm", steps=1)
-                    seconds[rows] = min(client.call(do="turn", steps=1)["seconds"] for _ in range(3))
+                    worked = min(client.call(do="turn", steps=1)["processor"] for _ in range(3))
+                    seconds[rows] = worked / (os.cpu_count() or 1)
                     rate = max(rate, self._rate(client, group))
                 finally:
                     client.stop()

@@ -23,15 +23,19 @@ from benchmarks.offload.drives import mixed_rate, use_slow_drives
 from benchmarks.offload.settings import (
     ASIDE,
     CHECKPOINTED,
+    KEPT,
     NAIVE,
     OFFLOADED,
     RECOMPUTE,
     SAVED,
     SERIAL,
+    SHARES,
     SWAP,
     WIDTH,
 )
+from hapi.offload.activations import offload as activation_offload
 from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.offload.planner import Plan, Problem, by_benefit, evaluate
 
 _LOOK_SECONDS = 0.02
 _IDLE_SECONDS = 0.3
@@ -97,6 +101,8 @@ class Training:
         self._task, self._steps = task, 0
         if task.rate:
             use_slow_drives(task.rate)
+        if task.way in SHARES:
+            save_share(SHARES[task.way])
         self._model: nn.Module = Tail(task.blocks, task.way == CHECKPOINTED)
         self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         if task.way in OFFLOADED or task.way == ASIDE:
@@ -106,7 +112,7 @@ class Training:
                 memory=_PLENTY if task.way == ASIDE else task.memory,
                 disk=list(task.folders),
                 mode=task.way if task.way in (NAIVE, SERIAL) else "active",
-                activations=task.way if task.way in (SWAP, RECOMPUTE) else "auto",
+                activations=task.way if task.way in (SWAP, RECOMPUTE, KEPT) else "auto",
             )
         self._input = torch.randn(task.rows, WIDTH)
         self._target = torch.randn(task.rows, WIDTH)
@@ -130,13 +136,22 @@ class Training:
     def take_turn(self, steps: int) -> dict[str, Any]:
         """Take one step that does not count and ``steps`` that do; wait until nothing is written any more."""
         self.step()
-        before, began = self.counts(), time.perf_counter()
+        before, began, worked = self.counts(), time.perf_counter(), time.process_time()
         for _ in range(steps):
             self.step()
-        seconds = (time.perf_counter() - began) / steps
+        seconds, processor = (time.perf_counter() - began) / steps, (time.process_time() - worked) / steps
         after = self.counts()
         _await_idle()
-        return {"seconds": seconds, **{name: (after[name] - before[name]) / steps for name in before}}
+        moved = {name: (after[name] - before[name]) / steps for name in before}
+        return {"seconds": seconds, "processor": processor, **moved, **self._plan()}
+
+    def _plan(self) -> dict[str, Any]:
+        """Return the bytes of activations that the plan swaps, and the layers that it recomputes."""
+        if not isinstance(self._optimizer, OffloadedOptimizer):
+            return {"swapped": 0, "recomputed": 0}
+        found = self._optimizer.report()["activations"]
+        recomputed = sum(layer["action"] == "recompute" for layer in found["layers"])
+        return {"swapped": found.get("swapped_bytes", 0), "recomputed": recomputed}
 
     def counts(self) -> dict[str, float]:
         """Return what was moved so far."""
@@ -154,6 +169,16 @@ class Training:
         """Remove what lies on the disk."""
         if isinstance(self._optimizer, OffloadedOptimizer):
             self._optimizer.close()
+
+
+def save_share(share: float) -> None:
+    """Let activations be planned by a share of the layers that are saved, in the order of Algorithm 1, from now on."""
+
+    def planned(problem: Problem) -> Plan:
+        order = by_benefit(problem)
+        return evaluate(problem, order[: round(share * len(order))])
+
+    vars(activation_offload)["plan_activations"] = planned
 
 
 class Memory:
@@ -199,6 +224,8 @@ def main() -> int:
     """Answer lines until there are no more."""
     known = json.loads(sys.argv[1])
     task = TrainTask(**{**known, "folders": tuple(known["folders"])})
+    # Where the memory of a shared machine ends, this process is to end, and no other.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     memory, training = Memory(), Training(task)
     try:
         for line in sys.stdin:

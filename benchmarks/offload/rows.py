@@ -29,7 +29,9 @@ class OffloadRow:
 
     group: str
     way: str
+    parameters: int
     rows: int
+    drives: int
     rounds: int
     seconds: float
     """Time of a step."""
@@ -47,6 +49,10 @@ class OffloadRow:
     """Seconds over max(compute, moved / rate), by pairs of turns; compute is the step of AdamW in memory."""
     redone: float
     """Share of the steps that were computed again."""
+    swapped: float
+    """Bytes of activations that the plan moves out of the memory in a step."""
+    recomputed: int
+    """Layers that the plan computes a second time."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -103,7 +109,7 @@ def rows_of(records: Records) -> list[OffloadRow]:
 
 def _row(records: Records, group: str, way: str) -> OffloadRow:
     answers_found = [answers[way] for answers in turns_of(records, group, way)]
-    rows = next(r["rows"] for r in records if r["kind"] == "turn" and r["group"] == group)
+    job = next(r for r in records if r["kind"] == "turn" and r["group"] == group)
 
     def median(name: str) -> float:
         return float(statistics.median(one[name] for one in answers_found))
@@ -113,10 +119,12 @@ def _row(records: Records, group: str, way: str) -> OffloadRow:
     return OffloadRow(
         group=group,
         way=way,
-        rows=rows,
+        parameters=job["parameters"],
+        rows=job["rows"],
+        drives=job["drives"],
         rounds=len(answers_found),
         seconds=median("seconds"),
-        samples_per_second=rows / median("seconds"),
+        samples_per_second=job["rows"] / median("seconds"),
         over_memory=statistics.median(ratios) if ratios else None,
         peak_bytes=max(one["peak"] for one in answers_found),
         anonymous_bytes=max(one["anonymous"] for one in answers_found),
@@ -125,6 +133,8 @@ def _row(records: Records, group: str, way: str) -> OffloadRow:
         rate=median("rate") if way in OFFLOADED else None,
         over_bound=statistics.median(over) if over else None,
         redone=statistics.fmean(one["redone"] for one in answers_found),
+        swapped=median("swapped"),
+        recomputed=int(median("recomputed")),
     )
 
 
@@ -179,6 +189,7 @@ def _steps(rows: Sequence[OffloadRow]) -> list[str]:
         lines.append(
             f"  {'':<28}{'s/step':>8}{'samples/s':>11}{'over AdamW':>12}{'peak MB':>9}{'anon MB':>9}{'disk MB':>9}"
             f"{'MB moved':>10}{'MB/s':>7}{'over bound':>12}{'redone':>8}"
+            f"{'swapped MB':>12}{'recomputed':>12}"
         )
         lines += [_step(row) for row in mine]
     return lines
@@ -190,6 +201,7 @@ def _step(row: OffloadRow) -> str:
         f"{row.peak_bytes / 1e6:>9.0f}{row.anonymous_bytes / 1e6:>9.0f}{row.on_disk / 1e6:>9.0f}"
         f"{row.moved / 1e6:>10.0f}{_or_dash(row.rate, lambda rate: f'{rate / 1e6:.0f}'):>7}"
         f"{_or_dash(row.over_bound):>12}{row.redone:>8.0%}"
+        f"{row.swapped / 1e6:>12.0f}{row.recomputed:>12}"
     )
 
 
@@ -207,8 +219,8 @@ def sizes_of(records: Records) -> list[dict[str, Any]]:
 def _sizes(records: Records) -> list[str]:
     found = sizes_of(records)
     lines = [
-        f"  {WAYS[one['way']]:<28}{one['parameters'] / 1e6:>8.0f} M parameters in {one['cap'] / 1e9:.1f} GB "
-        f"({one['how']})"
+        f"  {WAYS[one['way']]:<28}{one['parameters'] / 1e6:>8.0f} M parameters in {one['cap'] / 1e9:.1f} GB, "
+        f"batch of {one['rows']} ({one['how']})"
         for one in found
     ]
     return ["largest tail that trains under a bound of the memory", *lines] if lines else []

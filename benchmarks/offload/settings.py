@@ -22,7 +22,9 @@ MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED = (
     "memory", "active", "naive", "serial", "save_on_cpu", "checkpoint"
 )  # fmt: skip
 ASIDE = "aside"
-SWAP, RECOMPUTE = "swap", "recompute"
+SWAP, RECOMPUTE, KEPT = "swap", "recompute", "keep"
+SHARES = {"saves 25%": 0.25, "saves 50%": 0.5, "saves 75%": 0.75}
+"""Ways that recompute all layers but a share, which is saved: points of a curve whose ends are the two above."""
 WAYS = {
     MEMORY: "AdamW in memory",
     ACTIVE: "Hapi, active",
@@ -33,14 +35,19 @@ WAYS = {
     ASIDE: "Hapi, stepping aside",
     SWAP: "Hapi, swaps all it can",
     RECOMPUTE: "Hapi, recomputes all it can",
+    **{way: f"Hapi, {way} of the layers" for way in SHARES},
+    KEPT: "Hapi, activations in memory",
 }
-OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE)
+OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE, *SHARES, KEPT)
 """Ways whose states lie on a disk."""
 COMPUTE, BALANCED, IO = "compute-bound", "balanced", "I/O-bound"
 REGIMES = {COMPUTE: 2.0, BALANCED: 1.0, IO: 0.6}
 """Seconds of computing over those of the disk that a batch is to have."""
 PARTS = ("steps", "size", "disks", "aside", "clipping", "swap")
 GOALS = "goals"
+SIZE_ROWS = 8
+"""Rows of a batch that has next to no activations."""
+_LARGE_BATCHES = (256, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,16 @@ class OffloadGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeCell:
+    """A search for the largest tail that trains in one way."""
+
+    cap: float
+    """Bytes of memory."""
+    rows: int
+    way: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class OffloadSettings:
     """Choice of what is measured, and how."""
 
@@ -79,8 +96,10 @@ class OffloadSettings:
     """Timed steps of a turn, after one that does not count."""
     seconds: float = 150.0
     """A group begins no further turn after so long, once it has two."""
-    cap: float = 2e9
-    """Bytes of the control group of the part ``size``."""
+    regimes: tuple[str, ...] = tuple(REGIMES)
+    """Batches of the parts ``steps`` and ``swap``."""
+    caps: tuple[float, ...] = (1e9, 1.5e9, 2e9)
+    """Bytes of the control groups of the part ``size``."""
     limit: float = 300.0
     """Longest time of one answer, in seconds."""
     quick: bool = False
@@ -88,7 +107,17 @@ class OffloadSettings:
     def groups(self) -> list[OffloadGroup]:
         """Return all groups, by part."""
         tails = (QUICK_TAIL,) if self.quick else self.tails
-        return [group for part in self.parts for group in _groups(part, tails, self.quick)]
+        regimes = (IO,) if self.quick else self.regimes
+        return [group for part in self.parts for group in _groups(part, tails, regimes, self.quick)]
+
+    def size_cells(self) -> list[SizeCell]:
+        """Return the searches of the part ``size``: over the caps, and at the smallest one over batches."""
+        over_caps = [(cap, SIZE_ROWS, way) for cap in self.caps for way in (MEMORY, ACTIVE)]
+        batches = () if self.quick else (SIZE_ROWS, *_LARGE_BATCHES)
+        over_rows = [(min(self.caps), rows, way) for rows in batches for way in (KEPT, ACTIVE)]
+        return [
+            SizeCell(cap=cap, rows=rows, way=way) for cap, rows, way in dict.fromkeys(over_caps + over_rows)
+        ]
 
 
 def blocks_of(tail: str) -> int:
@@ -108,7 +137,7 @@ def most_rows(tail: str) -> int:
     return int(2.5 * parameters_of(tail) / (ROW_BYTES * blocks_of(tail)))
 
 
-def _groups(part: str, tails: Sequence[str], quick: bool) -> list[OffloadGroup]:
+def _groups(part: str, tails: Sequence[str], regimes: Sequence[str], quick: bool) -> list[OffloadGroup]:
     small = tails[0]
     slow = 50e6 if quick else 300e6
     everyone = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
@@ -116,7 +145,7 @@ def _groups(part: str, tails: Sequence[str], quick: bool) -> list[OffloadGroup]:
         return [
             OffloadGroup(part=part, tail=tail, regime=regime, ways=everyone)
             for tail in tails
-            for regime in ((IO,) if tail == "1B" or quick else REGIMES)
+            for regime in ((IO,) if tail == "1B" else regimes)
         ]
     if part == "disks":
         return [
@@ -131,8 +160,11 @@ def _groups(part: str, tails: Sequence[str], quick: bool) -> list[OffloadGroup]:
             for share in (0.0, 0.5, 1.0)
         ]
     if part == "swap":
-        ways = (ACTIVE, SWAP, RECOMPUTE)
-        return [OffloadGroup(part=part, tail=small, regime=COMPUTE, ways=ways, memory_share=0.3)]
+        ways = (ACTIVE, RECOMPUTE, *SHARES, SWAP)
+        return [
+            OffloadGroup(part=part, tail=small, regime=regime, ways=ways, memory_share=0.3)
+            for regime in regimes
+        ]
     if part == GOALS:
         compared = {
             COMPUTE: (MEMORY, ACTIVE),

@@ -1,20 +1,27 @@
-"""The part ``size``: the largest tail that trains under a bound of the memory (LoHan, Figure 6)."""
+"""The part ``size``: the largest tail that trains under a bound of the memory (LoHan, Figures 6 and 8)."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.offload.clients import Cap, TrainingClient, memory_cap
 from benchmarks.offload.program import TrainTask
-from benchmarks.offload.settings import ACTIVE, BLOCK_PARAMETERS, MEMORY, OFFLOADED, OffloadSettings
+from benchmarks.offload.settings import (
+    BLOCK_PARAMETERS,
+    KEPT,
+    OFFLOADED,
+    ROW_BYTES,
+    OffloadSettings,
+    SizeCell,
+)
 from benchmarks.testbed.cells import Results
 from hapi.errors import HapiError, UsageError
 
 Tell = Callable[[str], None]
-_ROWS = 8
 _STEPS = 2
 _OWN_BYTES = 400_000_000
 """Bytes of Python and torch, which the memory that is given to Hapi does not count."""
@@ -23,10 +30,10 @@ _LEAST_CAP = 600_000_000
 
 
 def find_sizes(settings: OffloadSettings, folder: Path | None, results: Results, tell: Tell) -> None:
-    """Find the largest tails of AdamW in memory and of Hapi, where ``results`` does not hold them.
+    """Find the largest tails of the part ``size``, where ``results`` does not hold them.
 
     Args:
-        settings: of the measurement; ``cap`` is the bound.
+        settings: of the measurement.
         folder: on the disk to be used; None for the temporary folder.
         results: file of records.
         tell: gets a line for each tail.
@@ -34,50 +41,64 @@ def find_sizes(settings: OffloadSettings, folder: Path | None, results: Results,
     Raises:
         UsageError: the bound is too small for torch alone.
     """
-    if settings.cap < _LEAST_CAP:
+    if min(settings.caps) < _LEAST_CAP:
         raise UsageError(f"--cap: a process with torch needs {_LEAST_CAP / 1e6:.0f} MB at least")
-    done = {(r["cap"], r["way"]) for r in results.records if r["kind"] == "size"}
-    for way in (MEMORY, ACTIVE):
-        if (settings.cap, way) in done:
+    done = {(r["cap"], r["rows"], r["way"]) for r in results.records if r["kind"] == "size"}
+    for cell in settings.size_cells():
+        if (cell.cap, cell.rows, cell.way) in done:
             continue
         with (
-            memory_cap(int(settings.cap)) as cap,
+            memory_cap(int(cell.cap)) as cap,
             tempfile.TemporaryDirectory(prefix="hapi-offload-", dir=folder) as made,
         ):
             limit = int(0.9 * shutil.disk_usage(made).free / (_DISK_BYTES * BLOCK_PARAMETERS))
-            trials = _Trials(way, cap, Path(made), settings, tell)
-            largest = largest_that(trials.fits, limit)
-            record = {"kind": "size", "way": way, "cap": settings.cap, "how": cap.how, "blocks": largest}
+            trials = _Trials(cell, cap, Path(made), settings.limit, tell)
+            largest = largest_that(trials.fits, limit, _guess(cell))
+            record = {"kind": "size", **asdict(cell), "how": cap.how, "blocks": largest}
             results.add({**record, "parameters": largest * BLOCK_PARAMETERS, "trials": trials.found})
 
 
-def largest_that(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number up to ``limit`` that ``fits``, 0 where none does: doubled, then halved."""
-    good, bad = 0, 1
-    while bad <= limit and fits(bad):
-        good, bad = bad, 2 * bad
-    bad = min(bad, limit + 1)
+def _guess(cell: SizeCell) -> int:
+    """Blocks that are tried first."""
+    each = (4 if cell.way in OFFLOADED else 16) * BLOCK_PARAMETERS
+    kept = cell.rows * ROW_BYTES if cell.way == KEPT or cell.way not in OFFLOADED else 0
+    return int((cell.cap - _OWN_BYTES) / (each + kept))
+
+
+def largest_that(fits: Callable[[int], bool], limit: int, guess: int = 1) -> int:
+    """Return the largest number up to ``limit`` that ``fits``, 0 where none does.
+
+    Steps from ``guess`` on double until one fits and one does not, and what lies between is halved.
+    """
+    good, bad = 0, limit + 1
+    step = max(1, guess // 8)
+    trial = max(1, guess)
     while bad - good > 1:
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
+        trial = min(max(trial, good + 1), bad - 1)
+        if fits(trial):
+            good = trial
         else:
-            bad = middle
+            bad = trial
+        has_both = good > 0 and bad <= limit
+        trial = (good + bad) // 2 if has_both else good + step if good else bad - step
+        step *= 2
     return good
 
 
 class _Trials:
     """Trainings of tails of different sizes in one way."""
 
-    def __init__(self, way: str, cap: Cap, folder: Path, settings: OffloadSettings, tell: Tell) -> None:
-        self._way, self._cap, self._folder, self._settings, self._tell = way, cap, folder, settings, tell
+    def __init__(self, cell: SizeCell, cap: Cap, folder: Path, limit: float, tell: Tell) -> None:
+        self._cell, self._cap, self._folder, self._limit, self._tell = cell, cap, folder, limit, tell
         self.found: dict[int, str] = {}
         """Reason why a number of blocks does not train; empty where it does."""
 
     def fits(self, blocks: int) -> bool:
         """Return whether so many blocks train."""
         why = self.found[blocks] = self._why_not(blocks)
-        self._tell(f"{self._way}, {blocks} blocks: {why or 'trains'}")
+        cell = self._cell
+        where = f"{cell.way} in {cell.cap / 1e9:g} GB, batch of {cell.rows}"
+        self._tell(f"{where}: {blocks} blocks: {why or 'trains'}")
         return not why
 
     def _why_not(self, blocks: int) -> str:
@@ -85,13 +106,13 @@ class _Trials:
             states = Path(own) / "states"
             states.mkdir()
             task = TrainTask(
-                way=self._way,
+                way=self._cell.way,
                 blocks=blocks,
-                rows=_ROWS,
-                memory=int(self._settings.cap - _OWN_BYTES) if self._way in OFFLOADED else 0,
+                rows=self._cell.rows,
+                memory=int(self._cell.cap - _OWN_BYTES) if self._cell.way in OFFLOADED else 0,
                 folders=(str(states),),
             )
-            client = TrainingClient(task, Path(own) / "log", self._settings.limit, self._cap)
+            client = TrainingClient(task, Path(own) / "log", self._limit, self._cap)
             try:
                 client.call(do="warm", steps=_STEPS)
             except HapiError as error:

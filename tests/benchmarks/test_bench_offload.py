@@ -13,13 +13,18 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.offload.drives import mixed_rate, slow_drive
 from benchmarks.offload.figure import draw
-from benchmarks.offload.rows import goals_of, left_out, rows_of, table
+from benchmarks.offload.paper import compare
+from benchmarks.offload.rows import goals_of, left_out, rows_of, sizes_of, table
 from benchmarks.offload.settings import (
     ACTIVE,
     GOALS,
+    KEPT,
     MEMORY,
     NAIVE,
+    RECOMPUTE,
     SERIAL,
+    SHARES,
+    SWAP,
     TAILS,
     OffloadSettings,
     parameters_of,
@@ -30,10 +35,10 @@ from hapi.errors import UsageError
 
 
 def answer(
-    seconds: float, nbytes: float = 0.0, rate: float | None = None, peak: int = 1000
+    seconds: float, nbytes: float = 0.0, rate: float | None = None, peak: int = 1000, swapped: float = 0.0
 ) -> dict[str, Any]:
     return {"seconds": seconds, "bytes": nbytes, "rate": rate, "waited": 0.0, "redone": 0.0, "peak": peak,
-            "anonymous": peak // 2, "on_disk": 0}  # fmt: skip
+            "anonymous": peak // 2, "on_disk": 0, "swapped": swapped, "recomputed": 0}  # fmt: skip
 
 
 def turn(group: str, number: int, **answers: Any) -> dict[str, Any]:
@@ -43,6 +48,8 @@ def turn(group: str, number: int, **answers: Any) -> dict[str, Any]:
         "turn": number,
         "ways": list(answers),
         "rows": 64,
+        "parameters": 100_000_000,
+        "drives": 3 if "3 drives" in group else 1,
         "answers": answers,
     }
 
@@ -56,7 +63,7 @@ def test_tails_have_the_sizes_that_are_asked_for() -> None:
 
 def test_groups_have_keys_of_their_own() -> None:
     groups = [*OffloadSettings().groups(), *OffloadSettings(parts=(GOALS,)).groups()]
-    assert len({group.key for group in groups}) == len(groups) == 20
+    assert len({group.key for group in groups}) == len(groups) == 22
     assert all(group.tail == "8M" for group in OffloadSettings(quick=True).groups())
 
 
@@ -86,16 +93,72 @@ def test_tables_and_figure_show_each_way(tmp_path: Path) -> None:
     assert [(row.way, row.over_memory, row.over_bound) for row in rows] == [(MEMORY, 1, None), (ACTIVE, 2, 1)]
     assert left_out(records) == ["steps/1B/I/O-bound, AdamW in memory: needs 17 GB"]
     assert "Hapi, active" in "\n".join(table(records)) and table([]) == ["nothing was measured yet"]
-    draw(rows, str(tmp_path / "found.svg"))
+    draw(rows, [], compare(records, rows), str(tmp_path / "found.svg"))
     assert "AdamW in memory" in (tmp_path / "found.svg").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="nothing was measured"):
-        draw([], str(tmp_path / "none.svg"))
+        draw([], [], [], str(tmp_path / "none.svg"))
+
+
+def every_part() -> list[dict[str, Any]]:
+    """Records of all parts that have a page."""
+    forced = dict.fromkeys((RECOMPUTE, *SHARES, SWAP))
+    curve = {way: answer(5.0 - number, 100, 50, swapped=1e6 * number) for number, way in enumerate(forced)}
+    size = {"kind": "size", "how": "a control group of memory", "blocks": 1, "trials": {}}
+    return [
+        turn("steps/100M/I/O-bound", 0, memory=answer(1.0), active=answer(2.0, 100, 50), serial=answer(3.0, 100, 50)),
+        turn("swap/100M/I/O-bound", 0, active=answer(1.03, 100, 50, swapped=4e6), **curve),
+        turn("disks/100M/I/O-bound/1 drives of 300 MB/s", 0, active=answer(6.0, 100, 50), serial=answer(9.0, 100, 50)),
+        turn("disks/100M/I/O-bound/3 drives of 300 MB/s", 0, active=answer(2.5, 100, 50), serial=answer(5.0, 100, 50)),
+        {**size, "way": MEMORY, "cap": 1e9, "rows": 8, "parameters": 40_000_000},
+        {**size, "way": KEPT, "cap": 1e9, "rows": 8, "parameters": 0},
+        {**size, "way": ACTIVE, "cap": 1e9, "rows": 8, "parameters": 100_000_000},
+        {**size, "way": KEPT, "cap": 1e9, "rows": 256, "parameters": 50_000_000},
+        {**size, "way": ACTIVE, "cap": 1e9, "rows": 256, "parameters": 90_000_000},
+    ]  # fmt: skip
+
+
+def test_the_papers_figures_stand_beside_ours() -> None:
+    records = every_part()
+    found = {one.ours_is: one for one in compare(records, rows_of(records))}
+    expected = {
+        "samples/s over serial": 1.5,
+        "samples/s over AdamW in memory": 0.5,
+        "the cap over the largest tail": 10,
+        "largest tail over that of AdamW in memory": 2.5,
+        "largest tail over the one whose activations stay in memory": 1.8,
+        "the planned step over the fastest of five forced amounts": 1.03,
+        "samples/s with three throttled drives over one": 2.4,
+    }
+    assert {name: found[name].ours for name in expected} == {
+        name: pytest.approx((value, value)) for name, value in expected.items()
+    }
+    assert found["samples/s over serial"].paper == (1.33, 1.33)
+    assert "samples/s over naive" not in found and compare([], []) == []
+
+
+def test_each_figure_of_the_paper_has_a_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = every_part()
+    rows = rows_of(records)
+    draw(rows, sizes_of(records), compare(records, rows), str(tmp_path / "found.svg"))
+    texts = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert sorted(texts) == sorted(f"found-{number}.svg" for number in (5, 6, 7, 8, 9, 10))
+    for number, words in {
+        5: "section V-C",
+        6: "section V-B",
+        8: "in 1 GB",
+        9: "planned",
+        10: "drives",
+    }.items():
+        text = texts[f"found-{number}.svg"]
+        assert words in text and f"LoHan's Figure {number}" in text
 
 
 @pytest.mark.parametrize(("largest", "most"), [(0, 9), (1, 9), (5, 9), (9, 9), (20, 9), (8, 100)])
-def test_the_largest_size_is_found(largest: int, most: int) -> None:
+@pytest.mark.parametrize("guess", [0, 1, 4, 30])
+def test_the_largest_size_is_found(largest: int, most: int, guess: int) -> None:
     asked: list[int] = []
-    found = largest_that(lambda count: asked.append(count) or count <= largest, most)  # type: ignore[func-returns-value]
+    found = largest_that(lambda count: asked.append(count) or count <= largest, most, guess)  # type: ignore[func-returns-value]
     assert found == min(largest, most) and len(asked) == len(set(asked)) and max(asked) <= most
 
 
@@ -122,22 +185,28 @@ def test_the_rate_of_several_drives_is_that_of_all(tmp_path: Path) -> None:
 
 def test_a_bound_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="600 MB at least"):
-        find_sizes(OffloadSettings(cap=1e6), tmp_path, Results(tmp_path / "found.jsonl", {}), print)
+        find_sizes(OffloadSettings(caps=(1e6,)), tmp_path, Results(tmp_path / "found.jsonl", {}), print)
 
 
 def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["offload", "--part", "all"]) != 0
     assert main(["offload", "--tail", "9B", "--results", str(tmp_path / "none.jsonl")]) != 0
+    assert main(["offload", "--batch", "large", "--results", str(tmp_path / "none.jsonl")]) != 0
     assert main(["offload", "--part", "aside", "--folder", str(tmp_path / "none")]) != 0
     error = capsys.readouterr().err
-    assert "--part all" in error and "--tail 9B" in error and "is not a folder" in error
+    assert (
+        "--part all" in error
+        and "--tail 9B" in error
+        and "--batch large" in error
+        and "is not a folder" in error
+    )
 
 
 @pytest.mark.slow
 def test_a_small_run_measures_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    flags = ["offload", "--quick", "--part", "goals", "--part", "disks", "--folder", str(scratch),
+    flags = ["offload", "--quick", "--part", "goals", "--part", "disks", "--part", "swap", "--folder", str(scratch),
              "--results", str(tmp_path / "found.jsonl")]  # fmt: skip
     assert main([*flags, "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
