@@ -159,7 +159,7 @@ def _throughput(rows: Sequence[OffloadRow], _: Sequence[Mapping[str, Any]]) -> l
         fill = _lines(_points(tail, lambda row: row.rows, lambda row: row.samples_per_second))
         panels.append(Panel(f"samples/s, {count / 1e6:.0f} M parameters", "rows of a batch", fill))
     if len(panels) > 1:
-        most = [
+        fastest = [
             max((r for r in mine if (r.way, r.parameters) == key), key=_flops)
             for key in dict.fromkeys((r.way, r.parameters) for r in mine)
         ]
@@ -167,7 +167,7 @@ def _throughput(rows: Sequence[OffloadRow], _: Sequence[Mapping[str, Any]]) -> l
             Panel(
                 "GFLOP/s, fastest batch",
                 "millions of parameters",
-                _lines(_points(most, lambda row: row.parameters / 1e6, _flops)),
+                _lines(_points(fastest, lambda row: row.parameters / 1e6, _flops)),
             )
         )
     return panels

@@ -124,8 +124,8 @@ def _speeds(
     for (group, way), row in known.items():
         if way != ACTIVE or group.split("/")[0] not in parts or (group, other) not in known:
             continue
-        beside = pairs(records, group, other, ACTIVE)
-        yield statistics.median(beside) if beside else known[group, other].seconds / row.seconds
+        ratios = pairs(records, group, other, ACTIVE)
+        yield statistics.median(ratios) if ratios else known[group, other].seconds / row.seconds
 
 
 def _sizes(records: Records, way: str) -> dict[tuple[float, int], Mapping[str, Any]]:
