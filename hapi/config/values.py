@@ -237,7 +237,12 @@ class SettingsReader:
             kinds = (kinds[0],) * len(items)
         if len(kinds) != len(items):
             raise self._error(node, setting, f"expected {len(kinds)} values, got {len(items)}")
-        return tuple(self._value(item, k, rule, setting) for item, k in zip(items, kinds, strict=True))
+        return tuple(
+            self._value(item, k, rule, setting)
+            if (nested := settings_class(k)) is None
+            else self.read(nested, item, {}, f"{setting.name}.")
+            for item, k in zip(items, kinds, strict=True)
+        )
 
     def _where(self, node: yaml.Node) -> str:
         mark = node.start_mark

@@ -7,8 +7,10 @@ import json
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,27 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
             assert running.reload()["tls"] is True
             assert is_well(open_before), "connections that are open go on"
         assert shown_certificate(port, name) == new != old
+
+
+def test_a_token_is_rotated(folder: Path, tmp_path: Path) -> None:
+    """Both are good until the old one's time is over, without a restart or another reload."""
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text("vision: {token: vision-first}\n")
+    with reloading(folder, tmp_path, "--tenants", str(tenants)) as running:
+        ends = datetime.fromtimestamp(time.time() + 2, UTC)
+        old = f"{{token: vision-first, expires: {ends.isoformat()}}}"
+        tenants.write_text(f"vision: {{token: vision-second, more_tokens: [{old}]}}\n")
+        running.reload()
+        assert running.ask("vision-second").status == 200
+        until(lambda: running.ask("vision-first").status == 401, 20, "the old token's end")
+        assert time.time() >= ends.timestamp()
+        check_problem(running.ask("vision-first"), 401, "the token expired at 20")
+        assert running.ask("vision-second").status == 200
+        assert logged(running.log, audit="unauthorized")
+        assert "tenants whose tokens have all expired" not in running.log.read_text()
+        tenants.write_text(f"vision: {old}\n")
+        running.reload()
+        assert logged(running.log, event="tenants whose tokens have all expired")[0]["tenants"] == ["vision"]
 
 
 def test_a_signal_in_the_drain_changes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -86,6 +86,18 @@ def test_without_a_file() -> None:
         ("../a: {token: secret-secret}", "is not a name"),
         ("? [a]\n: {token: secret-secret}", "expected a setting's name"),
         ("a: {token: secret-secret", "not YAML"),
+        ("a: {token: secret-secret, expires: tomorrow}", "a: expires: expected a time of RFC 3339"),
+        ("a: {token: secret-secret, expires: 2030-01-31}", "a: expires: expected a time of RFC 3339"),
+        ("a: {token: secret-secret, expires: 2030-01-31T12:00:00}", "a: expires: expected"),
+        ("a: {token: secret-secret, expires: 2030-02-31T12:00:00Z}", "a: expires: expected"),
+        ("a: {token: secret-secret, more_tokens: [{token: secret-secret}]}", "a has the same token twice"),
+        ("a: {token: secret-secret, more_tokens: [{}]}", "a: give either token or token_sha256"),
+        ("a: {token: secret-secret, more_tokens: [other-secret]}", ":1:41: a.more_tokens: expected settings"),
+        ("a: {token: secret-secret, more_tokens: [{tokn: x}]}", "unknown key 'a.more_tokens.tokn'"),
+        (
+            "a: {token: a-secret}\nb: {token: secret-b, more_tokens: [{token: a-secret}]}",
+            "b has the same token as a",
+        ),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, word: str) -> None:
@@ -105,3 +117,32 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_no_other_header_is_anybodys(text: str) -> None:
     with pytest.raises(UnauthorizedError):
         Tenants({}, "the-only-one").of(text)
+
+
+ROTATED = f"""
+vision:
+  token: the-new-secret
+  more_tokens:
+    - token: the-old-secret
+      expires: 2030-01-31T13:00:00+01:00
+    - {{token_sha256: {DIGEST}, expires: 2029-12-31t23:59:59.5z}}
+gone: {{token: gone-for-long, expires: 2029-01-01T00:00:00Z}}
+"""
+
+
+def test_two_tokens_and_their_end(tmp_path: Path) -> None:
+    tenants, noon = read_tenants(written(tmp_path, ROTATED), None), 1896091200.0
+    assert [tenant.name for tenant in tenants.all] == ["vision", "gone"]
+    vision = Tenant(name="vision")
+    for now, valid, expired in (
+        (noon - 1e8, ["the-new-secret", "the-old-secret", "another-secret", "gone-for-long"], {}),
+        (noon - 1, ["the-new-secret", "the-old-secret"], {"another-secret": "2029-12-31T23:59:59Z"}),
+        (noon, ["the-new-secret"], {"the-old-secret": "2030-01-31T12:00:00Z"}),
+    ):
+        tenants._clock = lambda now=now: now
+        for token in valid:
+            assert tenants.of(f"Bearer {token}").name == ("gone" if token.startswith("gone") else vision.name)
+        for token, told in expired.items():
+            with pytest.raises(UnauthorizedError, match=f"the token expired at {told}; set HAPI_TOKEN"):
+                tenants.of(f"Bearer {token}")
+        assert tenants.without_token == (["gone"] if expired else [])

@@ -35,6 +35,8 @@ def read_credentials(listen: ListenSettings) -> Credentials:
     token = read_token(listen.token_file)
     tenants = read_tenants(listen.tenants, token)
     check_exposure(listen, tenants)
+    if expired := tenants.without_token:
+        log.warning("tenants whose tokens have all expired", extra={"tenants": expired[:100]})
     return Credentials(token=token, tenants=tenants, tls=_tls(listen))
 
 

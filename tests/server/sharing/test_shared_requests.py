@@ -23,7 +23,7 @@ from hapi.server.feeding import Feeding
 from hapi.server.frame_stream import FrameStream
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.service import Service
-from hapi.server.tenants.by_token import Tenants
+from hapi.server.tenants.by_token import Holder, Tenants
 from hapi.wire.references import Augmentation
 
 ALL = list(range(40))
@@ -332,7 +332,7 @@ def test_a_leader_out_of_memory(
 def test_tenants_share_and_only_who_computes_pays(folder: Path, known: Known) -> None:
     one, two = Tenant(name="one"), Tenant(name="two")
     digests = [hashlib.sha256(letter.encode() * 20).digest() for letter in "ab"]
-    tenants = Tenants(dict(zip(digests, (one, two), strict=True)))
+    tenants = Tenants({d: Holder(tenant=t) for d, t in zip(digests, (one, two), strict=True)})
     with served(folder, tenants=tenants, share_memory=1 << 20, cos_batch=16) as server:
         bodies = []
         for token in ("a" * 20, "b" * 20):
