@@ -261,8 +261,20 @@ class ServiceSettings(ProviderSettings):
         high=_COUNT,
         unit="count",
     )
+    lame_duck: float = setting(
+        "time after SIGTERM in which /readyz says 503 and requests are still taken: balancers look elsewhere; then the "
+        "port closes and the drain begins. 0: the drain begins at once, and the port stays open in it",
+        default=0.0,
+        low=0,
+        high=_DAY,
+        unit="duration",
+    )
     drain_seconds: float = setting(
-        "time for running requests after SIGTERM", default=30.0, low=0, high=_DAY, unit="duration"
+        "time for running requests after SIGTERM and --lame-duck",
+        default=30.0,
+        low=0,
+        high=_DAY,
+        unit="duration",
     )
     scrub_rate: int = setting(
         "bytes per second of all datasets and models read in the background to find damage; 0: none",

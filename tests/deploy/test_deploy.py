@@ -193,7 +193,7 @@ def test_the_unit_starts_a_server_as_the_command_line_is() -> None:
     assert Path(program).name == "hapi-server"
     parsed = settings_of(arguments)
     assert parsed.tenants == "%d/tenants.yaml"
-    assert parsed.drain_seconds + 10 <= float(unit()["TimeoutStopSec"])
+    assert parsed.lame_duck + parsed.drain_seconds + 10 <= float(unit()["TimeoutStopSec"])
 
 
 def test_the_unit_is_hardened() -> None:

@@ -68,7 +68,8 @@ DOCUMENT_THREADS = 2
 class Application:
     """The aiohttp application of one :class:`Service`.
 
-    ``draining`` refuses new work with 503 while what runs is finished.
+    A ``lame_duck`` tells balancers to look elsewhere, and still takes work; ``draining`` refuses it with 503 while
+    what runs is finished.
     """
 
     def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
@@ -87,7 +88,7 @@ class Application:
         self._server = Server(
             slots=service.slots, processors=processor_count(), devices=len(service.workers.all)
         )
-        self.draining = False
+        self.lame_duck = self.draining = False
         watch = service.watch
         self._parser = watch.threads(1, "hapi-parse")
         self.bodies = Bodies(self._parser, self._shed)
@@ -107,6 +108,11 @@ class Application:
         self.board.change_tenants(tenants.all)
         for admission in (self.admission, self.documents, *self.packs.admissions):
             admission.change_tenants(tenants.all)
+
+    @property
+    def state(self) -> str:
+        """State of the server in a word."""
+        return "draining" if self.draining else "lame-duck" if self.lame_duck else "serving"
 
     @property
     def running(self) -> int:
@@ -239,7 +245,7 @@ class Application:
         return web.json_response({"status": "alive"})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        if self.draining:
+        if self.draining or self.lame_duck:
             raise DrainingError("the server is shutting down")
         if not self.service.workers.usable:
             raise DrainingError("no device of the server works any more")
@@ -252,7 +258,7 @@ class Application:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        pending = self.status_threads.submit(self.overview.document, self.draining)
+        pending = self.status_threads.submit(self.overview.document, self.state)
         headers = {"Cache-Control": "no-store"}
         return web.json_response(await finished(pending, lambda document: None), headers=headers)
 

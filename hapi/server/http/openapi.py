@@ -324,7 +324,7 @@ def _status() -> Schema:
             "hapi": TEXT,
             "wire": {"const": WIRE_VERSION},
             "server": TEXT,
-            "state": {"enum": ["serving", "draining"]},
+            "state": {"enum": ["serving", "lame-duck", "draining"]},
             "time": SECONDS,
             "uptime": SECONDS,
             "settings": of_class(ServiceSettings, leave_out=SECRET),

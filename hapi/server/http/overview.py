@@ -49,7 +49,7 @@ class Overview:
 
     # -- as a document ---------------------------------------------------------------------------------------
 
-    def document(self, draining: bool) -> dict[str, Any]:
+    def document(self, state: str) -> dict[str, Any]:
         """Return the answer to ``GET /v1/status``."""
         now, service, admission = time.monotonic(), self._service, self._admission
         tenants = sorted(map(self._tenant, self._board.tenants), key=_busiest)
@@ -58,7 +58,7 @@ class Overview:
             "hapi": __version__,
             "wire": WIRE_VERSION,
             "server": service.id,
-            "state": "draining" if draining else "serving",
+            "state": state,
             "time": round(time.time(), 3),
             "uptime": round(now - self._board.started, 1),
             "settings": shown(service.settings),

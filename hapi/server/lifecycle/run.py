@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from aiohttp import web
 
 from hapi.allocator import give_back_freed_memory
 from hapi.config.settings import checked
@@ -119,6 +120,8 @@ async def _serve(
     application.scrub.start()
     reloading = asyncio.create_task(reload.run(application))
     code = await _stopped(application, stop)
+    if code == 0:
+        await _be_lame_duck(application, runner, at_once)
     await _drain(application, at_once)
     ending(code)
     reloading.cancel()
@@ -159,6 +162,19 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
             await event_loop.pause(HEALTH_SECONDS)
     log.error("no device works any more")
     return 1
+
+
+async def _be_lame_duck(application: Application, runner: web.AppRunner, at_once: asyncio.Event) -> None:
+    """Take requests for a while yet, but let balancers see that it ends; then close the port."""
+    seconds = application.service.settings.lame_duck
+    if not seconds:
+        return
+    application.lame_duck = True
+    log.info("lame duck", extra={"audit": "lame-duck", "seconds": seconds})
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(at_once.wait(), seconds)
+    for site in list(runner.sites):
+        await site.stop()  # takes no new connections; those that are open stay
 
 
 async def _drain(application: Application, at_once: asyncio.Event) -> None:

@@ -1,0 +1,75 @@
+"""The end of a server behind a balancer: it looks unwell before its port closes, and nothing is cut off."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.harness import server
+from support.http_tools import EXTRACT, Known, check_problem, exchange, make_store, until
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 4.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+def events(log: Path) -> list[str]:
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [line["event"] for line in lines]
+
+
+def is_closed(port: int) -> bool:
+    try:
+        exchange(port, "GET", "/healthz", seconds=5)
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_it_takes_work_until_its_port_closes(folder: Path, tmp_path: Path) -> None:
+    known, log, ids = Known(folder), tmp_path / "log", [n % 40 for n in range(1200)]
+    with server(folder, "--lame-duck", f"{SECONDS:g}s", log=log) as running:
+        known.check_features(exchange(running.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+        unread = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        unread.request("POST", EXTRACT, json.dumps(known.extract(ids)).encode())
+        kept = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        kept.request("GET", "/v1")
+        kept.getresponse().read()
+        told = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: exchange(running.port, "GET", "/readyz").status == 503, SECONDS, "a lame duck")
+        assert exchange(running.port, "GET", "/v1/status").json()["state"] == "lame-duck"
+        assert exchange(running.port, "GET", "/healthz").status == 200
+        answer = exchange(running.port, "POST", EXTRACT, known.extract())
+        if "draining" not in events(log):  # this machine may be slow
+            known.check_features(answer.body, [3, 39, 0, 17])
+        until(lambda: is_closed(running.port), 30, "the end of the port")
+        assert time.monotonic() - told >= SECONDS
+        kept.request("POST", EXTRACT, json.dumps(known.extract()).encode())
+        response = kept.getresponse()
+        assert response.status == 503 and b"another" in response.read()
+        response = unread.getresponse()
+        known.check_features(response.read(), ids)
+        assert running.process.wait(30) == 0
+        for connection in (kept, unread):
+            connection.close()
+    lifecycle = [e for e in events(log) if e in ("lame duck", "draining", "stopped")]
+    assert lifecycle == ["lame duck", "draining", "stopped"]
+
+
+def test_a_second_signal_ends_it_at_once(folder: Path, tmp_path: Path) -> None:
+    with server(folder, "--lame-duck", "1h", log=tmp_path / "log") as running:
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: exchange(running.port, "GET", "/readyz").status == 503, 20, "a lame duck")
+        check_problem(exchange(running.port, "GET", "/readyz"), 503, "shutting down")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
