@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from benchmarks.testbed.tiers import environment, last_line, read_line
 from hapi.errors import TransportError
 
 _VERSION_1, _VERSION_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+_ENDING_SECONDS = 2.0
 ADDRESS_SPACE = "RLIMIT_AS, which counts addresses: models are smaller than memory would allow"
 
 
@@ -59,10 +61,14 @@ class TrainingClient:
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
-        late = self._process.poll() is None
-        self._kill()
-        said = last_line(self._log.read_text(errors="replace"))
-        raise TransportError(f"it took longer than {self._limit:g} s" if late else f"it ended: {said}")
+        try:
+            ended = self._process.wait(_ENDING_SECONDS)  # its output closes before it is gone
+        except subprocess.TimeoutExpired:
+            self._kill()
+            raise TransportError(f"it took longer than {self._limit:g} s") from None
+        if ended == -signal.SIGKILL:
+            raise TransportError("it was killed, as the system does where memory ends")
+        raise TransportError(f"it ended: {last_line(self._log.read_text(errors='replace'))}")
 
     def stop(self) -> None:
         """Let it remove its files, and end it."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _BAR, _HEAD, _LINE = 3.6, 2.5, 0.24, 0.7, 0.17
 """Inches: of a panel, the height of a bar, of a panel without bars, and of a line of text."""
-_LETTERS = 30
+_LETTERS = 56
 """Letters of a line below the figure, for each panel."""
 _LOOKS: Mapping[str, tuple[str, str]] = {
     ACTIVE: (COLOURS["chosen"], "o"),

@@ -15,6 +15,7 @@ from hapi import allocator
 from hapi.errors import UsageError
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.offload import ActivationOffload
+from hapi.offload.planner import StateTraffic
 
 
 def small_vit() -> nn.Module:
@@ -132,6 +133,25 @@ def test_a_process_that_keeps_freed_memory_does_so_afterwards(
         offload.close()
     assert {option: options[option] for option in asked} == asked
     offload.close()
+
+
+def test_activations_that_stay_give_back_large_blocks_beside_states_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[int, int] = {}
+
+    def mallopt(option: int, value: int) -> int:
+        options[option] = value
+        return 1
+
+    monkeypatch.setattr(allocator, "_function", lambda name: mallopt if name == "mallopt" else None)
+    traffic = StateTraffic(backward_disk_read=1, backward_disk_write=1)
+    alone = ActivationOffload(SmallGpt(), 1 << 30, [tmp_path], "keep").install()
+    assert not options
+    alone.close()
+    with ActivationOffload(SmallGpt(), 1 << 30, [tmp_path], "keep", traffic=traffic):
+        assert options[allocator._MMAP_THRESHOLD] == allocator._LARGE
+    assert options[allocator._MMAP_THRESHOLD] == allocator._GLIBC_LARGEST
 
 
 def test_a_larger_batch_is_measured_anew(tmp_path: Path) -> None:

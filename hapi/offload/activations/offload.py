@@ -103,8 +103,7 @@ class ActivationOffload:
         self._actions = [Action.KEEP] * len(self._layers)
         self._rooms = [LayerRoom() for _ in self._layers]
         self._steps_aside = False
-        self._largest_input = 0
-        self._asked_before = 0
+        self._largest_input = self._asked_before = 0
         self._given_back = ExitStack()
         weakref.finalize(self, self._given_back.close)
         self._handle: Any = None
@@ -112,6 +111,8 @@ class ActivationOffload:
 
     def install(self) -> ActivationOffload:
         """Put the layers under this object's control; return it."""
+        if self._policy == "keep" and self._traffic != StateTraffic():
+            self._give_back()  # states are elsewhere because memory is short, and gradients come and go
         if self._policy == "keep" or self._handle is not None:
             return self
         this = self
@@ -125,10 +126,7 @@ class ActivationOffload:
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return this._call(module, args, kwargs)
 
-        for (
-            _,
-            module,
-        ) in self._layers:  # a bound method: a copy of the module gets one that is bound to the copy
+        for _, module in self._layers:  # a bound method: a copy of the module gets one that is bound to it
             self._replaced.append((module, module.__dict__.get("forward")))
             module.forward = types.MethodType(forward, module)
         self._exempt_parameters()
@@ -221,10 +219,9 @@ class ActivationOffload:
         self.close()
 
     def _exempt_parameters(self) -> None:
-        stays = [*self._model.parameters(), *self._model.buffers()]
-        self._swapper.exempt = frozenset(
-            tensor.untyped_storage()._cdata for tensor in stays if tensor.layout is torch.strided
-        )
+        stays = (*self._model.parameters(), *self._model.buffers())
+        kept = [tensor.untyped_storage()._cdata for tensor in stays if tensor.layout is torch.strided]
+        self._swapper.exempt = frozenset(kept)
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
@@ -241,13 +238,17 @@ class ActivationOffload:
 
     def _start_measuring(self) -> None:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
-        if give_back_large_blocks():
-            self._given_back.callback(keep_large_blocks)
+        self._give_back()
         self._measure = IterationMeasure(self._model, self._layers)
         self._asked_before = self._swapper.counters.asked
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
         self._rooms = [shared] * len(self._layers)
         self._steps_aside = False
+
+    def _give_back(self) -> None:
+        """Give freed large blocks back, until memory is known not to be short."""
+        if give_back_large_blocks():
+            self._given_back.callback(keep_large_blocks)
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._numbers.get(module)
@@ -277,9 +278,8 @@ class ActivationOffload:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        inputs = [
-            key for tensor in _tensors(args, kwargs) if (key := self._swapper.key_of(tensor)) is not None
-        ]
+        keys = [self._swapper.key_of(tensor) for tensor in _tensors(args, kwargs)]
+        inputs = [key for key in keys if key is not None]
         measure.begin_call(number, {key: self._swapper.saver_of(key) for key in inputs})
         waited = self._swapper.counters.waited_seconds
         with self._hooks(number), measure.call(number, waited) as after:
