@@ -27,7 +27,8 @@ def _offload(args: argparse.Namespace) -> Outcome:
     if args.quick:
         plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, caps=(8e8,))
     settings = with_given(
-        plain, args, parts="part", tails="tail", rounds="turns", limit="limit", regimes="batch", caps="cap"
+        plain, args, parts="part", tails="tail", rounds="turns", limit="limit", threads="threads",
+        regimes="batch", caps="cap",
     )  # fmt: skip
     for tail in settings.tails:
         blocks_of(tail)
@@ -40,7 +41,7 @@ def _offload(args: argparse.Namespace) -> Outcome:
     from benchmarks.offload.sizes import find_sizes
 
     check_folder(args.folder)
-    head = {"grid": {"steps": settings.steps, "quick": settings.quick}}
+    head = {"grid": {"steps": settings.steps, "threads": settings.threads, "quick": settings.quick}}
     found = Results(Path(args.results), {**conditions(), **head})
     measure(settings.groups(), settings, args.folder, found, tell)
     if "size" in settings.parts:
@@ -84,6 +85,7 @@ BENCHMARKS = (
                 metavar="NAME"),
             repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
                 count(600_000_000, 1 << 44)),
+            number("--threads", count(1, 4096), "of torch (default: the cores; beside other work 1 is faster)"),
             number("--limit", seconds(1, DAY), "longest time of one answer (default 5min)", metavar="TIME"),
             switch("--quick", "a small tail, to try it out"),
             option("--folder", "on the disk to be used (default: the temporary folder)", type=Path, metavar="FOLDER"),

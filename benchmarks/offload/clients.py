@@ -28,21 +28,23 @@ ADDRESS_SPACE = "RLIMIT_AS, which counts addresses: models are smaller than memo
 class TrainingClient:
     """A process of :mod:`benchmarks.offload.program`."""
 
-    def __init__(self, task: TrainTask, log: Path, limit: float, cap: Cap | None = None) -> None:
+    def __init__(
+        self, task: TrainTask, log: Path, limit: float, threads: int, cap: Cap | None = None
+    ) -> None:
         """Start it.
 
         Args:
             task: what it trains.
             log: file for what it complains of.
             limit: longest time of an answer, in seconds.
+            threads: of torch.
             cap: bound of its memory.
         """
         self._limit, self._log = limit, log
-        cores = len(os.sched_getaffinity(0))
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.offload.program", json.dumps(asdict(task))],
-                env=environment("") | {"OMP_NUM_THREADS": str(cores)},
+                env=environment("") | {"OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
                 preexec_fn=None if cap is None else cap.enter,
             )  # fmt: skip

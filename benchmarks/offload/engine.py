@@ -6,7 +6,6 @@ other are measured in several batches, each with as many as fit.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -37,7 +36,7 @@ from hapi.process.free_memory import host_free_bytes
 Tell = Callable[[str], None]
 _PROCESS_BYTES = 350_000_000
 """Bytes of Python, torch and buffers."""
-_WARM_STEPS = 5
+_WARM_STEPS = 4
 """Steps before the first turn: plans are made, and what a loop does is learned."""
 _LARGEST, _FEW_STEPS = "1B", 3
 """A tail whose steps take long has so many before the first turn, and turns of one."""
@@ -151,7 +150,7 @@ class _Bench:
             clients: dict[str, TrainingClient] = {}
             for way in ways:
                 task = self._task(group, way, rows, folder)
-                clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit)
+                clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit, settings.threads)
                 stack.callback(clients[way].stop)
             for client in clients.values():
                 client.call(do="warm", steps=_FEW_STEPS if is_large else _WARM_STEPS)
@@ -188,7 +187,7 @@ class _Bench:
     def _calibration(self) -> dict[str, Any]:
         """Seconds of a step of AdamW in memory, over rows, and the disk's rate; measured once for a file of results.
 
-        Processor seconds over the cores: what else the machine does makes steps long whose batch is small, too.
+        Processor seconds over the threads: what else the machine does makes steps long whose batch is small, too.
         """
         for record in self._results.records:
             if record["kind"] == "calibration":
@@ -199,11 +198,13 @@ class _Bench:
         for rows in (32, 256):
             with tempfile.TemporaryDirectory(prefix="group-", dir=self._folder) as made:
                 task = self._task(group, MEMORY, rows, Path(made))
-                client = TrainingClient(task, Path(made) / "log", self._settings.limit)
+                client = TrainingClient(
+                    task, Path(made) / "log", self._settings.limit, self._settings.threads
+                )
                 try:
                     client.call(do="warm", steps=1)
                     worked = min(client.call(do="turn", steps=1)["processor"] for _ in range(3))
-                    seconds[rows] = worked / (os.cpu_count() or 1)
+                    seconds[rows] = worked / self._settings.threads
                     rate = max(rate, self._rate(client, group))
                 finally:
                     client.stop()
@@ -214,7 +215,7 @@ class _Bench:
             "each_row": each,
             "fixed": seconds[32] - 32 * each,
             "rate": rate,
-            "cores": os.cpu_count(),
+            "threads": self._settings.threads,
         }
         self._results.add(record)
         return record

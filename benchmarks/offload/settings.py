@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,8 @@ class OffloadSettings:
     """Batches of the parts ``steps`` and ``swap``."""
     caps: tuple[float, ...] = (1e9, 1.5e9, 2e9)
     """Bytes of the control groups of the part ``size``."""
+    threads: int = os.cpu_count() or 1
+    """Of torch, in each process. Beside other work fewer of them are faster: they wait for each other by spinning."""
     limit: float = 300.0
     """Longest time of one answer, in seconds."""
     quick: bool = False

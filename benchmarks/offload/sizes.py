@@ -52,7 +52,7 @@ def find_sizes(settings: OffloadSettings, folder: Path | None, results: Results,
             tempfile.TemporaryDirectory(prefix="hapi-offload-", dir=folder) as made,
         ):
             limit = int(0.9 * shutil.disk_usage(made).free / (_DISK_BYTES * BLOCK_PARAMETERS))
-            trials = _Trials(cell, cap, Path(made), settings.limit, tell)
+            trials = _Trials(cell, cap, Path(made), settings, tell)
             largest = largest_that(trials.fits, limit, _guess(cell))
             record = {"kind": "size", **asdict(cell), "how": cap.how, "blocks": largest}
             results.add({**record, "parameters": largest * BLOCK_PARAMETERS, "trials": trials.found})
@@ -88,8 +88,9 @@ def largest_that(fits: Callable[[int], bool], limit: int, guess: int = 1) -> int
 class _Trials:
     """Trainings of tails of different sizes in one way."""
 
-    def __init__(self, cell: SizeCell, cap: Cap, folder: Path, limit: float, tell: Tell) -> None:
-        self._cell, self._cap, self._folder, self._limit, self._tell = cell, cap, folder, limit, tell
+    def __init__(self, cell: SizeCell, cap: Cap, folder: Path, settings: OffloadSettings, tell: Tell) -> None:
+        self._cell, self._cap, self._folder, self._tell = cell, cap, folder, tell
+        self._limit, self._threads = settings.limit, settings.threads
         self.found: dict[int, str] = {}
         """Reason why a number of blocks does not train; empty where it does."""
 
@@ -112,7 +113,7 @@ class _Trials:
                 memory=int(self._cell.cap - _OWN_BYTES) if self._cell.way in OFFLOADED else 0,
                 folders=(str(states),),
             )
-            client = TrainingClient(task, Path(own) / "log", self._limit, self._cap)
+            client = TrainingClient(task, Path(own) / "log", self._limit, self._threads, self._cap)
             try:
                 client.call(do="warm", steps=_STEPS)
             except HapiError as error:
