@@ -180,8 +180,12 @@ def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
     created = datetime.now(UTC).isoformat(timespec="seconds")
     found = Tag(tag, version, _digest(store, name, version), created)
     folder = f"{model_prefix(name)}/tags/{tag}"
+    numbers = _numbers(store, folder)
+    newest = _read_tag(store, name, tag, numbers[-1]) if numbers else None
+    if newest is not None and (newest.version, newest.digest) == (version, found.digest):
+        return newest  # as a command that is repeated after a kill finds it
     text = json.dumps({"version": version, "digest": found.digest, "created": created}).encode()
-    following = max(_numbers(store, folder), default=0) + 1
+    following = max(numbers, default=0) + 1
     for number in range(following, following + _TRIES):
         if store.put_new(f"{folder}/{number:0{_DIGITS}}.json", text):
             return found

@@ -257,7 +257,8 @@ class LocalStore(ObjectStore):
         top = self.root / check_prefix(prefix)
         try:
             with os.scandir(top) as entries:
-                return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+                found = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+            return sorted(name for name in found if _holds_objects(f"{top}/{name}"))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -345,6 +346,14 @@ def _kind(mode: int) -> str:
         (stat.S_ISBLK, "a device"),
     )
     return next((word for is_kind, word in kinds if is_kind(mode)), "something else")
+
+
+def _holds_objects(folder: str) -> bool:
+    """Return whether a folder holds an object; killed writers leave empty ones. One that cannot be read does."""
+    try:
+        return any(True for _ in files_below(folder))
+    except OSError:
+        return True
 
 
 def _read_at_once(descriptor: int, part: ReadPart) -> bool:

@@ -54,3 +54,11 @@ def test_a_lease_is_waited_for(tmp_path: Path) -> None:
     finally:
         os.close(holder)
         signal.signal(signal.SIGIO, before)
+
+
+def test_a_folder_that_a_killed_writer_left_empty_is_no_name(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put("models/a/versions/1", b"1")
+    (tmp_path / "models/b/versions").mkdir(parents=True)
+    (tmp_path / "models/b/versions/.1.partial").write_bytes(b"1")
+    assert store.list_names("models") == ["a"]

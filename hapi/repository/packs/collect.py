@@ -15,10 +15,19 @@ import json
 from collections.abc import Iterable, Mapping
 
 from hapi.errors import DataError, NotFoundError
-from hapi.repository.packs.place import PACKS, is_pack, pack_id, pack_key
-from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, PUSHES, Needed, needed_by_pushes
+from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
+from hapi.repository.packs.pushes import (
+    COLLECTION,
+    CONDEMNED,
+    PUSHES,
+    Needed,
+    needed_by_pushes,
+    remove_dead_locks,
+)
 from hapi.repository.structure_key import STRUCTURES, structure_key
 from hapi.repository.versions import (
+    MODELS,
+    NAMES,
     document_checksum,
     list_versions,
     model_names,
@@ -42,9 +51,17 @@ def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectI
         DataError: a version cannot be read, so that it is unknown what it needs; nothing is removed.
         ConflictError: another collection is running.
     """
-    if dry_run or not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES))) or store.exists(CONDEMNED)):
+    for folder in () if dry_run else (REPOSITORY, MODELS):
+        store.clean_temporary(
+            folder, alone=False
+        )  # pushes write there; first, as the lock needs room on the disk
+    if dry_run or not (
+        any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, NAMES))) or store.exists(CONDEMNED)
+    ):
         return tuple(_garbage(store, clean=False).values())
     with store.lock(COLLECTION) as lease:
+        for folder in (NAMES, PUSHES):
+            remove_dead_locks(store, folder)
         going = _garbage(store, clean=True)
         if going:
             packs = sorted(pack_id(key) for key in going if is_pack(key))
@@ -58,8 +75,6 @@ def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectI
         if store.exists(CONDEMNED):
             lease.check()
             store.delete(CONDEMNED)
-        for folder in (PACKS, PUSHES, STRUCTURES):
-            store.clean_temporary(folder, alone=False)  # pushes write there
     return tuple(going.values())
 
 

@@ -7,7 +7,8 @@ import re
 from hapi.errors import BadRequestError
 from hapi.wire.messages import PACKS_PATH
 
-PACKS = "repository/packs"
+REPOSITORY = "repository"
+PACKS = f"{REPOSITORY}/packs"
 PACK_PATTERN = re.compile(r"[0-9a-f]{32}")
 _SUFFIX = ".safetensors"
 

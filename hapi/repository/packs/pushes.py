@@ -115,6 +115,15 @@ def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
     return found
 
 
+def remove_dead_locks(store: ObjectStore, folder: str) -> None:
+    """Remove the locks in ``folder`` whose owners are dead, but those of dead pushes that said what they need."""
+    keys = store.list_keys(folder)
+    locks = {f"{name}.lock" for name, dot, _ in (key.partition(".lock") for key in keys) if dot}
+    for lock in sorted(locks - {f"{key.removesuffix('.json')}.lock" for key in keys}):
+        with suppress(ConflictError), store.lock(lock):  # its holder removes all of it in the end
+            pass
+
+
 def _ids(store: ObjectStore, key: str) -> Needed:
     document = read_document(store, key)
     return Needed(*(_listed(document.get(field)) for field in ("packs", "structures")))

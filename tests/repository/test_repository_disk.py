@@ -1,0 +1,141 @@
+"""``hapi push`` and ``hapi gc`` on a disk that is full at any byte, and beside one another with kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.disks import small_disk
+from support.forked import ForkedProcess, environment
+
+from hapi.cli.main import main
+from hapi.repository.packs.collect import collect_packs
+from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.verify import verify_model
+from hapi.repository.versions import list_versions, model_names
+from hapi.store.local import LocalStore
+
+SIZE = 300 << 10
+"""Bytes of a tensor, which models share from 256 KiB on."""
+PAGE = 4096
+
+
+def checkpoint(folder: Path, *numbers: int) -> str:
+    path = folder / f"{'-'.join(map(str, numbers))}.safetensors"
+    save_file({f"layer{n}.weight": torch.full((SIZE,), n, dtype=torch.uint8) for n in numbers}, path)
+    return str(path)
+
+
+def check_whole(store: LocalStore, *references: str) -> None:
+    """Every version is whole, and those of these references are there."""
+    for reference in references:
+        assert not verify_model(store, reference).damages
+    for name in model_names(store):
+        for number in list_versions(store, name):
+            assert not verify_model(store, f"{name}@{number}").damages
+
+
+def leave_free(disk: Path, pages: int) -> None:
+    """Fill the disk but for so many pages."""
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize // PAGE
+    (disk / "ballast").write_bytes(bytes((free - pages) * PAGE))
+    assert os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize == pages * PAGE
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_any_page_of_a_push(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = checkpoint(tmp_path, 1, 2), checkpoint(tmp_path, 2, 3)
+    tensor = SIZE // PAGE
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        store = LocalStore(disk / "store")
+        assert main(["push", one, f"{store.url}/m", "--tag", "best", "--quiet"]) == 0
+        failed = 0
+        for pages in (*range(8), tensor // 2, *range(tensor, tensor + 16)):
+            leave_free(disk, pages)
+            code = main(["push", two, f"{store.url}/m", "--quiet"])
+            check_whole(store, "m@1", "m@best")
+            if code:
+                failed += 1
+                error = capsys.readouterr().err
+                assert "make room and run the same again" in error and len(error.splitlines()) == 1
+                assert list_versions(store, "m") == [1] and not list((disk / "store").rglob(".*"))
+                (disk / "ballast").unlink()
+                assert main(["push", two, f"{store.url}/m", "--quiet"]) == 0
+            (disk / "ballast").unlink(missing_ok=True)
+            check_whole(store, "m@2")
+            assert main(["rm", f"{store.url}/m@2", "--yes"]) == 0
+            assert main(["gc", store.url, "--yes"]) == 0
+            assert store.list_keys(PUSHES) == [] and len(store.list_keys("repository/packs")) == 1
+            capsys.readouterr()
+        assert 8 < failed < 24
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_in_a_collection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        store, ended = LocalStore(disk / "store"), set()
+        for pages in range(8):
+            for name, numbers in (("kept", (1, 2)), ("gone", (2, 3))):
+                assert main(["push", checkpoint(tmp_path, *numbers), f"{store.url}/{name}", "--quiet"]) == 0
+            assert main(["rm", f"{store.url}/gone", "--yes"]) == 0
+            leave_free(disk, pages)
+            capsys.readouterr()
+            code = main(["gc", store.url, "--yes"])
+            check_whole(store, "kept")
+            told = capsys.readouterr()
+            assert (
+                "removed 2 objects" in told.out
+                if code == 0
+                else "make room and run the same again" in told.err
+            )
+            ended.add(code)
+            (disk / "ballast").unlink()
+            assert main(["gc", store.url, "--yes"]) == 0
+            check_whole(store, "kept")
+            assert len(store.list_keys("repository/packs")) == 1 and not store.exists(CONDEMNED)
+    assert ended == {0, 1}
+
+
+def start(*arguments: str) -> ForkedProcess:
+    return ForkedProcess(
+        ["hapi.cli.main", *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+@pytest.mark.slow
+def test_two_collections_beside_a_push_are_killed_at_random_moments(tmp_path: Path) -> None:
+    """One of the three, another one each round; the others end, and nothing that they relied on is gone."""
+    rng = random.Random(time.time_ns())
+    store = LocalStore(tmp_path / "store")
+    assert main(["push", checkpoint(tmp_path, 1, 2), f"{store.url}/kept", "--quiet"]) == 0
+    killed = 0
+    for turn in range(9):
+        assert main(["push", checkpoint(tmp_path, 2, 3, 4), f"{store.url}/gone", "--quiet"]) == 0
+        assert (
+            main(["rm", f"{store.url}/gone", "--yes"]) == 0
+        )  # the push needs what the collections are to remove
+        new = ("push", checkpoint(tmp_path, 3, 4, 5), f"{store.url}/new", "--quiet")
+        running = [start(*new), *(start("gc", store.url, "--yes") for _ in range(2))]
+        time.sleep(rng.uniform(0, 0.4))
+        running[turn % 3].kill()
+        ended = [process.communicate()[0] for process in running]
+        killed += running[turn % 3].returncode == -signal.SIGKILL
+        for number, process in enumerate(running):
+            assert process.returncode == 0 or number == turn % 3, ended[number]
+        check_whole(store, "kept", *(["new"] if running[0].returncode == 0 else []))
+        assert main([*new]) == 0
+        assert main(["gc", store.url, "--yes"]) == 0
+        check_whole(store, "kept", "new")
+        assert collect_packs(store) == () and not store.exists(CONDEMNED) and not store.list_keys(PUSHES)
+        assert main(["rm", f"{store.url}/new", "--yes"]) == 0
+        assert main(["gc", store.url, "--yes"]) == 0
+    assert killed
