@@ -97,7 +97,7 @@ def test_what_a_server_does(
     assert lines[0].startswith(f"{busy.url}: serving, hapi ") and "slots busy, 0 queued" in lines[0]
     assert lines[1].startswith("  cpu: 0 requests, memory ") and "COS batch" in lines[1]
     assert any(line.startswith("  tenant ") and " 0 served" not in line for line in lines)
-    assert json.loads(printed(capsys, "status", busy.url, "--json"))["state"] == "serving"
+    assert json.loads(printed(capsys, "status", busy.url, "--json"))["fleet"]["states"] == {"serving": 1}
 
 
 @pytest.mark.slow

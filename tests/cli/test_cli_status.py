@@ -1,0 +1,147 @@
+"""``hapi status`` of several servers: one fleet, dead and foreign servers among them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_tools import EXTRACT, Known, ServedApplication, exchange, make_store, served
+
+from hapi.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[list[ServedApplication]]:
+    """Two servers; the first has answered a request, and refused a wrong one."""
+    known = Known(folder)
+    with served(folder) as first, served(folder) as second:
+        assert exchange(first.port, "POST", EXTRACT, known.extract()).status == 200
+        assert exchange(first.port, "POST", EXTRACT, known.extract([10**6])).status == 404
+        yield [first, second]
+
+
+def url_of(server: ServedApplication) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """A URL where nothing listens, and nothing will."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+@contextmanager
+def telling(document: Any) -> Iterator[str]:
+    """URL of a server that answers everything by ``document``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def status(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["status", *arguments]) == code
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def test_a_fleet_in_lines(two: list[ServedApplication], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = status(capsys, *map(url_of, two)).splitlines()
+    assert lines[0] == "2 servers: 2 serving; 0 of 8 slots busy, 0 queued"
+    assert [line for line in lines if line.startswith("http")] == [
+        line for line in lines if any(line.startswith(f"{url_of(one)}: serving, hapi ") for one in two)
+    ]
+    tenants = [line for line in lines if line.startswith("  tenant ")]
+    assert len(tenants) == 1 and " 1 served, " in tenants[0] and "next waits 0.0 s" in tenants[0]
+    assert any(line.startswith("  error 404 of ") and f" at {url_of(two[0])}: " in line for line in lines)
+
+
+def test_a_fleet_as_json(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], nowhere: str
+) -> None:
+    found = json.loads(status(capsys, *map(url_of, two), nowhere, "--json", code=1))
+    assert found["fleet"]["states"] == {"serving": 2, "absent": 1}
+    assert found["fleet"]["slots"] == 8 and found["fleet"]["tenants"][0]["served"] == 1
+    assert [one["url"] for one in found["servers"]] == [*map(url_of, two), nowhere]
+    assert [one["status"] is None for one in found["servers"]] == [False, False, True]
+    assert "is the server running" in found["servers"][2]["error"]
+
+
+def test_a_dead_one_is_told(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], nowhere: str
+) -> None:
+    lines = status(capsys, url_of(two[0]), nowhere, code=1).splitlines()
+    assert lines[0] == "2 servers: 1 serving, 1 absent; 0 of 4 slots busy, 0 queued"
+    assert any(line.startswith(f"{nowhere}: absent: ") and "is the server running" in line for line in lines)
+
+
+def test_a_server_by_two_addresses_counts_once(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = f"http://localhost:{two[0].port}"
+    lines = status(capsys, url_of(two[0]), again, url_of(two[0])).splitlines()
+    assert lines[0] == "1 server: 1 serving; 0 of 4 slots busy, 0 queued"
+    assert f"{again}: the same server as {url_of(two[0])}" in lines
+
+
+def test_a_server_that_drains_takes_no_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(folder) as one, served(folder) as other:
+        one.application.draining = True
+        found = json.loads(status(capsys, url_of(one), url_of(other), "--json"))
+        assert found["fleet"]["states"] == {"draining": 1, "serving": 1}
+        other.application.draining = True
+        assert "no server takes more" in status(capsys, url_of(one), url_of(other))
+
+
+@pytest.mark.parametrize("change", [
+    {"queue": []}, {"queue": {"running": "many"}}, {"devices": 5}, {"devices": [{}]}, {"tenants": [{"name": []}]},
+    {"tenants": [{"name": "a", "running": "x"}]}, {"errors": [{"at": "now"}]}, {"state": ["serving"]}, {"server": 3},
+    {"uptime": "long"},
+], ids=str)  # fmt: skip
+def test_a_foreign_answer_is_one_line(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    good = exchange(two[0].port, "GET", "/v1/status").json()
+    with telling({**good, **change}) as url:
+        assert main(["status", url]) == 1
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "another form than agreed" in err
+        lines = status(capsys, url, url_of(two[1]), code=1).splitlines()
+    assert lines[0].startswith("2 servers: 1 serving, 1 unknown") or lines[0].startswith(
+        "2 servers: 1 unknown, 1 serving"
+    )
+
+
+def test_a_wrong_url_is_wrong_use(two: list[ServedApplication], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", url_of(two[0]), "store:8099"]) == 2
+    assert "store:8099" in capsys.readouterr().err
