@@ -277,11 +277,15 @@ def load_manifest(store: ObjectStore, name: str) -> Manifest:
         data = store.get(key)
     except NotFoundError:
         store.ping()
-        raise NotFoundError(
-            f"there is no dataset {name!r} in {store.url}; {_existing_names(store, name)}",
-            outside=f"there is no dataset {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is",
-        ) from None
+        whole = f"there is no dataset {name!r} in {store.url}; {_existing_names(store, name)}"
+        raise unknown_dataset(name, whole) from None
     return Manifest.from_bytes(data, name, f"{store.url}/{key}")
+
+
+def unknown_dataset(name: str, whole: str | None = None) -> NotFoundError:
+    """Return the error for a name that has no dataset; ``whole`` only to who may know the store."""
+    outside = f"there is no dataset {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is"
+    return NotFoundError(whole or outside, outside=outside)
 
 
 def _existing_names(store: ObjectStore, name: str) -> str:

@@ -130,10 +130,13 @@ def unknown_model(store: ObjectStore, name: str) -> NotFoundError:
     if not known:
         store.ping()
         known = "none"
-    return NotFoundError(
-        f"{store.url} has no model {name!r}; it has: {known}",
-        outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",
-    )
+    return hidden_model(name, f"{store.url} has no model {name!r}; it has: {known}")
+
+
+def hidden_model(name: str, whole: str | None = None) -> NotFoundError:
+    """Return the error for a name that has no model to be seen; ``whole`` only to who may know the store."""
+    outside = f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is"
+    return NotFoundError(whole or outside, outside=outside)
 
 
 def next_version(store: ObjectStore, name: str) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hapi import __version__
@@ -18,13 +20,12 @@ from hapi.data.listing import list_datasets
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.shard_marks import changed_shards
 from hapi.data.transforms.decode_limits import DecodeLimits
-from hapi.errors import (
-    NotFoundError,
-    TooLargeError,
-)
+from hapi.errors import BadRequestError, DataError, NotFoundError, TooLargeError
 from hapi.process.machine_id import machine_id
+from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.opening import list_models, open_model, read_structure
 from hapi.repository.structure_key import structure_key
+from hapi.repository.versions import list_versions, model_names, read_document, version_key
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext
 from hapi.server.datasets import OpenDatasets
@@ -42,6 +43,7 @@ from hapi.server.settings import ServiceSettings
 from hapi.server.sharing.sharing import make_sharing
 from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
+from hapi.server.tenants.access import EVERYTHING, Access
 from hapi.server.warm_up import WarmUps
 from hapi.store.base import ObjectStore
 from hapi.wire import held_out, messages
@@ -149,16 +151,24 @@ class Service:
 
     # -- documents ---------------------------------------------------------------------------------------
 
-    def document(self, path: str) -> Any:
-        """The JSON answer to a GET of ``path``; :class:`NotFoundError` for an unknown one."""
+    def document(self, path: str, access: Access = EVERYTHING) -> Any:
+        """The JSON answer to a GET of ``path``; :class:`NotFoundError` for an unknown one, and for what ``access`` has
+        not.
+        """
         parts = path.split("/")[1:]
         if path == messages.VERSION_PATH:
             return self.version()
         if parts == ["v1", "datasets"]:
-            whole = [d for d in list_datasets(self.store) if d.state == "whole"]
+            whole = [
+                d for d in list_datasets(self.store) if d.state == "whole" and access.sees_dataset(d.name)
+            ]
             return {"datasets": [{"name": d.name, "version": d.version, "count": d.count} for d in whole]}
         if parts == ["v1", "models"]:
-            return {"models": [summary.to_json() for summary in list_models(self.store)]}
+            return {"models": self._list_models(access)}
+        if len(parts) > 2 and parts[:2] == ["v1", "datasets"]:
+            access.check_dataset(check_name(parts[2], "dataset"))
+        if len(parts) > 2 and parts[:2] == ["v1", "models"]:
+            access.check_model(parts[2])
         if len(parts) == 3 and parts[:2] == ["v1", "datasets"]:
             return self._describe_dataset(check_name(parts[2], "dataset")).to_json()
         if len(parts) == 4 and parts[:2] == ["v1", "datasets"] and parts[3] == messages.CHANGED:
@@ -166,9 +176,9 @@ class Service:
         if len(parts) == 6 and parts[:2] == ["v1", "datasets"] and parts[3] == held_out.PART:
             return self._held_out(held_out.HeldOut.from_path(parts[2], *parts[4:])).to_json()
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
-            return open_model(self.store, parts[2]).manifest.to_json()
+            return self._describe_model(parts[2], access).to_json()
         if len(parts) == 3 and parts[:2] == ["v1", "structures"]:
-            return self._structure(check_digest(parts[2], "structure"))
+            return self._structure(check_digest(parts[2], "structure"), access)
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def version(self) -> dict[str, Any]:
@@ -203,10 +213,40 @@ class Service:
             keeps_features=self.sharing.caches is not None and dataset.manifest.in_place is None,
         )
 
-    def _structure(self, digest: str) -> dict[str, Any]:
-        if not self.store.exists(structure_key(digest)):
+    def _list_models(self, access: Access) -> list[dict[str, Any]]:
+        """Summaries; what is wrong with a damaged one names the store."""
+        found = [s.to_json() for s in list_models(self.store) if access.sees_model(s.name)]
+        for one in found:
+            if one["problem"] is not None and not (self.settings.tell_store and access.whole):
+                one["problem"] = "it is damaged: 'hapi verify' tells how"
+        return found
+
+    def _describe_model(self, reference: str, access: Access) -> ModelManifest:
+        """A manifest without the names in it that ``access`` has not."""
+        manifest = open_model(self.store, reference).manifest
+        if manifest.parent is not None and not access.sees_model(manifest.parent):
+            manifest = replace(manifest, parent=None)
+        trained_on = (manifest.card or {}).get("dataset")
+        if trained_on is not None and not access.sees_dataset(str(trained_on.get("name", ""))):
+            manifest = replace(manifest, card={**(manifest.card or {}), "dataset": None})
+        return manifest
+
+    def _structure(self, digest: str, access: Access) -> dict[str, Any]:
+        seen = "*" in access.models or self._has_structure(digest, access)
+        if not seen or not self.store.exists(structure_key(digest)):
             raise NotFoundError(f"there is no structure {digest} here")
         return read_structure(self.store, digest).to_json()
+
+    def _has_structure(self, digest: str, access: Access) -> bool:
+        """True when a model that ``access`` has is of the structure."""
+        names = [name for name in model_names(self.store) if access.sees_model(name)]
+        for key in (
+            version_key(name, n) for name in names for n in reversed(list_versions(self.store, name))
+        ):
+            with suppress(NotFoundError, DataError, BadRequestError):  # removed just now, or damaged
+                if structure_of_document(read_document(self.store, key)) == digest:
+                    return True
+        return False
 
     def _changed_shards(self, name: str) -> dict[str, Any]:
         dataset = self._datasets.current(name)

@@ -36,7 +36,7 @@ def test_paths_and_addresses_are_left_out(message: str, told: str) -> None:
     shown = Disclosure(STORE).of(error)
     assert str(shown) == told and type(shown) is StoreError and shown.retry_after == 3.0
     assert str(error) == message
-    assert Disclosure(STORE, everything=True).of(error) is error
+    assert Disclosure(STORE).of(error, everything=True) is error
 
 
 def test_a_message_of_its_own() -> None:

@@ -86,6 +86,13 @@ def test_without_a_file() -> None:
         ("../a: {token: secret-secret}", "is not a name"),
         ("? [a]\n: {token: secret-secret}", "expected a setting's name"),
         ("a: {token: secret-secret", "not YAML"),
+        ("a: {token: secret-secret, datasets: }", ":1:36: a.datasets: expected a list, got nothing"),
+        (
+            "a: {token: secret-secret, datasets: ['x/y']}",
+            "a: datasets: expected names, * for any text in them",
+        ),
+        ("a: {token: secret-secret, models: ['pushed@1']}", "a: models: expected names"),
+        ("a: {token: secret-secret, status: maybe}", "a.status: expected true or false"),
         ("a: {token: secret-secret, expires: tomorrow}", "a: expires: expected a time of RFC 3339"),
         ("a: {token: secret-secret, expires: 2030-01-31}", "a: expires: expected a time of RFC 3339"),
         ("a: {token: secret-secret, expires: 2030-01-31T12:00:00}", "a: expires: expected"),
@@ -146,3 +153,17 @@ def test_two_tokens_and_their_end(tmp_path: Path) -> None:
             with pytest.raises(UnauthorizedError, match=f"the token expired at {told}; set HAPI_TOKEN"):
                 tenants.of(f"Bearer {token}")
         assert tenants.without_token == (["gone"] if expired else [])
+
+
+def test_what_a_tenant_sees(tmp_path: Path) -> None:
+    text = "a: {token: secret-secret, datasets: [x, 'b.*', '*-z'], models: [], metrics: no}"
+    (tenant,) = read_tenants(written(tmp_path, text), None).all
+    access = tenant.access
+    assert [n for n in ("x", "xx", "b.1", "b11", "b.", "1-z", "1-z.", "") if access.sees_dataset(n)] == [
+        "x", "b.1", "b.", "1-z",
+    ]  # fmt: skip
+    assert not access.sees_model("x") and access.status and not access.metrics and not access.whole
+    assert Tenant(name="b").access.whole and Tenant(name="b").access.sees_model("any@3")
+    assert (
+        tenant.may_see(tenant) and not tenant.may_see(Tenant(name="b")) and Tenant(name="b").may_see(tenant)
+    )

@@ -79,7 +79,7 @@ class Application:
         self.board = Board(self.tenants.all)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
         self.connections = Connections(connection_limits(settings, service.slots, descriptor_limit()))
-        self.disclosure = Disclosure(service.store.url, everything=settings.tell_store)
+        self.disclosure = Disclosure(service.store.url)
         self.scrub = Scrub(service.store, settings.scrub_rate, busy=lambda: bool(self.admission.queued))
         self.overview = Overview(service, self.admission, self.board, self.connections, self.scrub)
         self.metrics = Metrics(self.overview.metrics)
@@ -189,7 +189,7 @@ class Application:
             if isinstance(problem, AUDITED):
                 extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
-            disclosed = self.disclosure.of(problem)
+            disclosed = self._disclosed(request, problem)
             self.board.failed(disclosed, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
         log.log(level, REQUEST, extra=extra)
 
@@ -202,7 +202,7 @@ class Application:
             problem = request[PROBLEM] = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
-            response = problem_response(self.disclosure.of(problem))
+            response = problem_response(self._disclosed(request, problem))
             if isinstance(problem, SENT_AWAY):
                 response.force_close()
         connection = connection_of(request)
@@ -218,6 +218,11 @@ class Application:
                 request[STATUS] = GONE
                 abort(request)
         return response
+
+    def _disclosed(self, request: web.Request, problem: HapiError) -> HapiError:
+        """The form of ``problem`` for the tenant that asks."""
+        whole = TENANT not in request or request[TENANT].access.whole
+        return self.disclosure.of(problem, everything=self.service.settings.tell_store and whole)
 
     def _authorise(self, request: web.Request) -> None:
         """Find the tenant that asks, and refuse who may not."""
@@ -254,11 +259,16 @@ class Application:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = await finished(self.status_threads.submit(self.metrics.render), lambda text: None)
+        if not request[TENANT].access.metrics:
+            raise web.HTTPNotFound
+        pending = self.status_threads.submit(self.metrics.render, request[TENANT])
+        text = await finished(pending, lambda text: None)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        pending = self.status_threads.submit(self.overview.document, self.state)
+        if not request[TENANT].access.status:
+            raise web.HTTPNotFound
+        pending = self.status_threads.submit(self.overview.document, self.state, request[TENANT])
         headers = {"Cache-Control": "no-store"}
         return web.json_response(await finished(pending, lambda document: None), headers=headers)
 
@@ -269,9 +279,10 @@ class Application:
         max_wait, deadline = self.service.settings.max_request_seconds, deadline_of(request)
         subject = f"GET {request.path[:200]}"
         self.service.watch.check(subject)
-        async with self.documents.slot(request[TENANT], LEAST_COST, max_wait, deadline):
+        tenant = request[TENANT]
+        async with self.documents.slot(tenant, LEAST_COST, max_wait, deadline):
             interest = Interest(subject, time.monotonic())  # two of them that hang would keep out all others
-            reading = self._documents.submit_in(interest, self.service.document, request.path)
+            reading = self._documents.submit_in(interest, self.service.document, request.path, tenant.access)
             return web.json_response(await finished(reading, lambda document: None, interest.set))
 
     async def _pack(self, request: web.Request) -> web.StreamResponse:
@@ -287,6 +298,7 @@ class Application:
         arrived, deadline, tenant = time.monotonic(), deadline_of(request), request[TENANT]
         self.admission.check_place(tenant)
         asked = await self._asked(request, self.service.request)
+        tenant.access.check(asked)
         settings = self.service.settings
         started = time.monotonic()
         subject = subject_of(asked)
@@ -329,7 +341,7 @@ class Application:
         guard = SlowReaderGuard(settings.pace_limits(), interest.deadline, pressed)
         head = AnswerHead(
             headers={"Content-Type": MEDIA_TYPE, messages.CODE_HEADER: service.code},
-            failed=lambda problem: error_frame(self.disclosure.of(problem)),
+            failed=lambda problem: error_frame(self._disclosed(request, problem)),
         )
         answer = Answer(self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, head)
         self.admission.sent(context.tenant, stream.max_bytes)
@@ -342,6 +354,7 @@ class Application:
     async def _warm(self, request: web.Request) -> web.Response:
         self._check_taking_work()
         ahead = await self._asked(request, lambda _, body: WarmUpRequest.from_json(messages.parse_body(body)))
+        request[TENANT].access.check(ahead)
         state = self.service.warm_ups.begin(ahead, busy=bool(self.admission.queued))
         return web.json_response({"state": state})
 

@@ -22,16 +22,15 @@ _PATH = re.compile(rf"(?<![\w/.~<-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+
 class Disclosure:
     """Turns errors into those that clients are told."""
 
-    def __init__(self, store_url: str, *, everything: bool = False) -> None:
-        """Hide ``store_url``, unless ``everything`` may be known, since the store's owner is the only client."""
+    def __init__(self, store_url: str) -> None:
+        """Hide ``store_url``."""
         self._store = sorted(
             {store_url, printable(store_url, len(store_url) * 8)} - {""}, key=len, reverse=True
         )
-        self._everything = everything
 
-    def of(self, error: E) -> E:
-        """Return ``error`` with the message for a client."""
-        if self._everything:
+    def of(self, error: E, *, everything: bool = False) -> E:
+        """Return ``error`` with the message for a client; ``everything``: as it is, for the store's owner."""
+        if everything:
             return error
         disclosed = type(error).__new__(type(error), self._text(error))
         disclosed.__dict__.update(error.__dict__)

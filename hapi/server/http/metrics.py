@@ -8,7 +8,7 @@ counts kept elsewhere, are read when the metrics are requested (:mod:`hapi.serve
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from prometheus_client import (
@@ -34,6 +34,7 @@ from hapi.errors import (
     StoreUnavailableError,
 )
 from hapi.server.http.slow_reader import REASONS
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.frames import WIRE_VERSION
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -123,6 +124,23 @@ class Metrics:
         info = Gauge("hapi_build_info", "1, with versions as labels.", list(names), registry=self.registry)
         info.labels(**names).set(1)
 
-    def render(self) -> bytes:
-        """Return the text exposition format."""
-        return generate_latest(self.registry)
+    def render(self, viewer: Tenant) -> bytes:
+        """Return the text exposition format, of tenants and datasets what ``viewer`` may see."""
+        return generate_latest(self.registry if viewer.access.whole else _Seen(self.registry, viewer))
+
+
+class _Seen(CollectorRegistry):
+    """The part of a registry that a tenant may see: of tenants itself, no names of datasets."""
+
+    def __init__(self, whole: CollectorRegistry, viewer: Tenant) -> None:
+        super().__init__()
+        self._whole, self._viewer = whole, viewer
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._whole.collect():
+            seen = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            seen.samples = [s for s in metric.samples if self._may_see(s.labels)]
+            yield seen
+
+    def _may_see(self, labels: Mapping[str, str]) -> bool:
+        return labels.get("tenant", self._viewer.name) == self._viewer.name and "dataset" not in labels

@@ -49,11 +49,12 @@ class Overview:
 
     # -- as a document ---------------------------------------------------------------------------------------
 
-    def document(self, state: str) -> dict[str, Any]:
-        """Return the answer to ``GET /v1/status``."""
+    def document(self, state: str, viewer: Tenant) -> dict[str, Any]:
+        """Return the answer to ``GET /v1/status``: of tenants, requests and errors those that ``viewer`` may see."""
         now, service, admission = time.monotonic(), self._service, self._admission
-        tenants = sorted(map(self._tenant, self._board.tenants), key=_busiest)
-        running, lost = self._board.requests(), service.watch.lost
+        tenants = sorted(map(self._tenant, filter(viewer.may_see, self._board.tenants)), key=_busiest)
+        running = [r for r in self._board.requests() if viewer.may_see(r.context.tenant)]
+        lost = service.watch.lost
         return {
             "hapi": __version__,
             "wire": WIRE_VERSION,
@@ -77,7 +78,9 @@ class Overview:
             "tenants_in_all": len(tenants),
             "running": [request.to_json(now) for request in running[:MOST_SHOWN]],
             "running_in_all": len(running),
-            "errors": [asdict(error) for error in self._board.errors()],
+            "errors": [
+                asdict(e) for e in self._board.errors() if viewer.access.whole or e.tenant == viewer.name
+            ],
         }
 
     def _tenant(self, tenant: Tenant) -> dict[str, Any]:

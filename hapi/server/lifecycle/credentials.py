@@ -1,4 +1,4 @@
-"""Who may ask a server, and how it proves who it is: tokens, tenants and certificate, read from their files."""
+"""Tokens, tenants and certificate of a server, read from their files: who may ask, and how it proves who it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("hapi.server")
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What the files of the settings held when they were read."""
+    """The content of the files that the settings name, at the time of reading."""
 
     token: str | None
     """The server's one token, which it also shows other servers; None for none."""

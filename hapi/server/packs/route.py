@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from hapi.errors import TooLargeError
+from hapi.errors import NotFoundError, TooLargeError
 from hapi.process.threads import Threads
 from hapi.repository.packs.place import check_pack
 from hapi.server.context import RequestContext
@@ -70,6 +70,8 @@ class PackRoute:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a GET or HEAD of a pack."""
         pack = check_pack(request.match_info["pack"])
+        if "*" not in request[TENANT].access.models:  # whose model it is of takes reading all of them
+            raise NotFoundError(f"there is no pack {pack} here")
         longest, tenant, deadline = self._settings.max_request_seconds, request[TENANT], deadline_of(request)
         subject = f"pack {pack}"
         self._service.watch.check(subject)

@@ -30,6 +30,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hapi.server.tenants.access import EVERYTHING, Access
+
 LEAST_COST = 0.001
 """Seconds that every request is taken to cost at least, so that none is free."""
 LONGEST_RETRY = 60.0
@@ -51,6 +53,11 @@ class Tenant:
     """Most requests that are worked on at a time; more of them wait."""
     bytes_per_second: int | None = None
     """Most bytes of answers per second, on average; its next request waits until what was sent is paid off."""
+    access: Access = EVERYTHING
+
+    def may_see(self, other: Tenant) -> bool:
+        """Return whether it may know of ``other`` and its requests."""
+        return self.access.whole or other.name == self.name
 
 
 ANONYMOUS = Tenant(name="")

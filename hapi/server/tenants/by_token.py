@@ -14,6 +14,7 @@ from pathlib import Path
 from hapi.config.settings import load_each, setting
 from hapi.errors import BadRequestError, ConfigError, UnauthorizedError, UsageError
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.tenants.access import ALL, Access, check_patterns
 from hapi.wire.references import check_name
 
 DEFAULT = Tenant(name="default")
@@ -43,6 +44,10 @@ class TenantSettings(TokenSettings):
     weight: float = setting("share of the work beside that of others", default=1.0, low=0.001, high=1000)
     in_flight: int | None = setting("requests worked on at a time", default=None, low=1, high=1 << 20)
     bytes_per_second: int | None = setting("of answers, on average", default=None, low=1, unit="bytes")
+    datasets: tuple[str, ...] = setting("names of those that it may see, * for any text", default=ALL)
+    models: tuple[str, ...] = setting("names of pushed models that it may see, * for any text", default=ALL)
+    status: bool = setting("it may ask for the server's state", default=True)
+    metrics: bool = setting("it may ask for the server's metrics", default=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +154,11 @@ def _tenant(name: str, entry: TenantSettings) -> Tenant:
     check_name(name, "tenant")
     if name == DEFAULT.name:
         raise UsageError(f"the tenant {name!r} is the one of HAPI_TOKEN or --token-file; choose another name")
+    for what, patterns in (("datasets", entry.datasets), ("models", entry.models)):
+        check_patterns(patterns, f"{name}: {what}")
+    access = Access(datasets=entry.datasets, models=entry.models, status=entry.status, metrics=entry.metrics)
     return Tenant(
+        access=access,
         name=name,
         weight=entry.weight,
         in_flight=entry.in_flight,
