@@ -90,6 +90,19 @@ def test_large_tensors_of_equal_content_are_stored_once_in_one_push(store: Local
     assert not verify_model(store, "m").damages
 
 
+def test_a_layer_that_lies_in_two_packs_is_found_there(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.repository.packs.layout.PACK_BYTES", LARGE)
+    layers = [layer("a", b"small", ONE, b"after")]
+    first = push_tensors(store, "m", layers)
+    assert first.new and len(first.model.manifest.packs) == 3
+    again = push_tensors(store, "m", layers)
+    assert not again.new and again.written == 0
+    tuned = push_tensors(store, "n", [*layers, layer("b", b"head")])
+    assert tuned.written == len(b"head") and not verify_model(store, "n").damages
+
+
 def test_a_header_that_is_damaged_says_nothing(store: LocalStore) -> None:
     key = pushed(store, "m", layer("a", ONE), layer("b", TWO)).manifest.packs[0]
     data = store.get(key)

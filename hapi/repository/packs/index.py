@@ -4,8 +4,9 @@ A pack is a safetensors file. The name of each of its tensors says what it is::
 
     LAYER:I/N:TENSOR     tensor I of the N of a layer; both digests are of content, LAYER's of its tensors' forms too
 
-A layer that was stored whole is found as one. Of a layer that differs, large tensors are found one by one. Small ones
-are stored again beside it: a request of its own for each would cost more than their bytes.
+A layer that was stored whole is found as one, also where its tensors lie in several packs. Of a layer that differs,
+large tensors are found one by one. Small ones are stored again beside it: a request of its own for each would cost more
+than their bytes.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class PackedAt(NamedTuple):
 class PackIndex:
     """Places of content in some packs."""
 
-    layers: dict[str, tuple[PackedAt, ...]] = field(default_factory=dict)
-    """Places of the tensors of whole layers by the layer's digest."""
+    layers: dict[str, Mapping[int, PackedAt]] = field(default_factory=dict)
+    """Places of tensors by the digest of their layer and their number in it; those of one pack where one has all."""
     tensors: dict[str, list[PackedAt]] = field(default_factory=dict)
     """Places of each single tensor by digest; more than one where pushes met, or a collection was under way."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -72,20 +73,21 @@ class PackIndex:
 
     def add(self, pack: str, header: bytes) -> None:
         """Add a pack, from its length field and header; a header that cannot be read has nothing to offer."""
-        layers: dict[str, dict[int, PackedAt]] = {}
-        counts: dict[str, int] = {}
+        layers: dict[tuple[str, int], dict[int, PackedAt]] = {}
         for name, (start, stop) in tensor_ranges(header).items():
             self.sizes[pack] = max(stop, self.sizes.get(pack, 0))
             found = _TENSOR.fullmatch(name)
             if found is None:
                 continue
             place = PackedAt(pack, start)
-            layers.setdefault(found[1], {})[int(found[2])] = place
-            counts[found[1]] = int(found[3])
+            layers.setdefault((found[1], int(found[3])), {})[int(found[2])] = place
             self.tensors.setdefault(found[4], []).append(place)
-        for layer, places in layers.items():
-            if sorted(places) == list(range(counts[layer])):
-                self.layers.setdefault(layer, tuple(places[number] for number in range(counts[layer])))
+        for (layer, count), places in layers.items():
+            known = self.layers.get(layer, {})
+            known_whole = len(known) == count and len({place.pack for place in known.values()}) == 1
+            if known_whole or len(places) < count:
+                places = {**places, **known}
+            self.layers[layer] = places
 
 
 def pack_ids(store: ObjectStore) -> set[str]:

@@ -120,14 +120,13 @@ def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collectio
     new: list[tuple[str, HashedTensor]] = []
     ends: set[int] = set()
     places: dict[str, PackedAt | int] = {}  # a new tensor has its number among the new ones
-    written: dict[str, list[PackedAt | int]] = {}
+    written: dict[str, Mapping[int, PackedAt | int]] = {}
     large: dict[str, PackedAt | int] = {digest: copies[0] for digest, copies in known.tensors.items()}
     for layer in layers:
         digest, count = layer.digest, len(layer.tensors)
-        whole: Sequence[PackedAt | int] = known.layers.get(digest) or written.get(digest) or ()
-        if len(whole) != count:
-            own: list[PackedAt | int] = []
-            for number, tensor in enumerate(layer.tensors):
+        own = dict(written.get(digest) or known.layers.get(digest, {}))
+        for number, tensor in enumerate(layer.tensors):
+            if number not in own:
                 is_large = tensor.source.nbytes >= LARGE_BYTES
                 place = large.get(tensor.digest) if is_large else None
                 if place is None:
@@ -135,9 +134,9 @@ def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collectio
                     new.append((tensor_name(digest, number, count, tensor.digest), tensor))
                     if is_large:
                         large[tensor.digest] = place
-                own.append(place)
-            whole = written[digest] = own
-        places |= {t.source.name: place for t, place in zip(layer.tensors, whole, strict=True)}
+                own[number] = place
+        written[digest] = own
+        places |= {tensor.source.name: own[number] for number, tensor in enumerate(layer.tensors)}
         if layer.ends_pack:
             ends.add(len(new))
     packs = tuple(_salted(_pack(group), avoid) for group in _groups(new, ends))
