@@ -256,7 +256,7 @@ def test_one_hash_for_each_layer_and_each_configuration(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"configs": "a"},
         {"configs": [1]},
         {"nodes": {}},
@@ -270,7 +270,7 @@ def test_one_hash_for_each_layer_and_each_configuration(monkeypatch: pytest.Monk
     ],
 )
 def test_a_damaged_graph_is_refused(change: dict[str, object]) -> None:
-    whole = {"format": 1, "configs": ["a"], "nodes": [[0], [0, 0]]}
+    whole = {"format": 2, "configs": ["a"], "nodes": [[0], [0, 0]]}
     assert ArchitectureGraph.from_json(whole).nodes == ((0,), (0, 0))
     with pytest.raises(BadRequestError, match="architecture"):
         ArchitectureGraph.from_json({**whole, **change})

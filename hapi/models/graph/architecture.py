@@ -26,7 +26,7 @@ from hapi.models.graph.cuts import Crossings
 from hapi.models.graph.digest import module_settings, name_with_code, plain_tensors, value_text
 from hapi.wire.documents import check_int, strict_fields
 
-FORMAT = 1
+FORMAT = 2
 """Version of the configurations below; it changes whenever an unchanged layer would get another identity."""
 _HASH_BYTES = 16
 _STRUCTURE, _CONTENT = b"hapi structure", b"hapi content"

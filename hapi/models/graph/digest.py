@@ -6,10 +6,13 @@ so both go in. Layers past the split do not: a prefix is the same for every head
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from hapi.models.graph.segment import slice_nodes
 from hapi.models.graph.user_code import user_code
 from hapi.models.tensors import tensor_bytes
 
-FORMAT = "hapi-front-2"
+FORMAT = "hapi-front-3"
 """Version of the canonical text below; it changes whenever the same front would get another digest."""
 
 DIGEST_DIGITS = 32
@@ -160,21 +163,50 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def value_text(value: Any, index: dict[fx.Node, int]) -> str:
-    """Return an argument as canonical text; a node in it is written as its number in ``index``."""
+    """Return an argument or a setting as canonical text, other text for another value, whatever names are in it.
+
+    A list and a tuple are the same, and so is any order of a dictionary or set. Of objects that are no data classes the
+    type counts alone.
+
+    Args:
+        value: the argument.
+        index: numbers by which nodes in it are written.
+    """
+    return _value_text(value, index, frozenset())
+
+
+def _value_text(value: Any, index: dict[fx.Node, int], within: frozenset[int]) -> str:
+    """Text of a value inside of the data classes of these ids."""
+
+    def joined(values: Iterable[Any]) -> str:
+        return ",".join(_value_text(v, index, within) for v in values)
+
     if isinstance(value, fx.Node):
         return f"%{index[value]}"
+    if isinstance(value, Enum):
+        return f"<{name_with_code(type(value))!r}.{value.name!r}>"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(value_text(v, index) for v in value) + "]"
+        return f"[{joined(value)}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{value_text(v, index)}" for k, v in sorted(value.items(), key=str)) + "}"
+        return (
+            "{" + ",".join(sorted(f"{joined([key])}:{joined([held])}" for key, held in value.items())) + "}"
+        )
+    if isinstance(value, set | frozenset):
+        return "{" + ",".join(sorted(joined([held]) for held in value)) + ",}"
     if isinstance(value, slice):
-        return f"slice({','.join(value_text(v, index) for v in (value.start, value.stop, value.step))})"
-    if isinstance(value, str | int | float | bool | None):
+        return f"slice({joined([value.start, value.stop, value.step])})"
+    if isinstance(value, str | bytes | int | float | complex | range | None):
         return repr(value)
     if isinstance(value, torch.dtype | torch.device | torch.memory_format):
         return str(value)
-    # Objects print their address, which says nothing; their type and name do.
-    return name_with_code(value if callable(value) else type(value))
+    # Objects print their address, which says nothing; their type and name do. Quoted, as a name may spell anything.
+    named = f"<{name_with_code(value if callable(value) else type(value))!r}>"
+    if isinstance(value, functools.partial):
+        return f"{named}({joined([value.func, value.args, value.keywords])})"
+    if is_dataclass(value) and not isinstance(value, type | nn.Module) and id(value) not in within:
+        held = {each.name: getattr(value, each.name, None) for each in fields(value) if each.compare}
+        return f"{named}({_value_text(held, index, within | {id(value)})})"
+    return named
 
 
 def name_with_code(thing: Any) -> str:
