@@ -335,7 +335,7 @@ def test_random_weights_that_nobody_asked_for(tmp_path: Path) -> None:
     training = load(TrainSettings, None, {}).value
     with service_of(tmp_path / "store") as service:
         for freeze, kept in ((0, ""), (12, " (layers 1 to 12 are frozen and keep their random weights)")):
-            with open_session(service, weights="auto", freeze=freeze, split=0) as session:
+            with open_session(service, model="resnet18", weights="auto", freeze=freeze, split=0) as session:
                 found = list(command._warnings(session, training))
             (line,) = found
             assert line == (

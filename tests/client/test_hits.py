@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from support.harness import losses, of_epochs
-from support.local_job import Interrupting, Silent, open_session, pack_blobs
+from support.local_job import ALLOWED, Interrupting, Silent, open_session, pack_blobs
+from support.thin_resnet import THIN_FEATURES
 from torch import nn
 
 from hapi.client.loading import incoming
@@ -33,7 +34,7 @@ JOB: dict[str, Any] = {
 MOST_DELIVERING, MOST_TRAINING = 50, 100
 """Most of Hapi's own functions that are called for a batch, without and with the training step."""
 PACKAGE = str(Path(incoming.__file__).parents[2])
-SAMPLE_BYTES = 512 * 4 + 8
+SAMPLE_BYTES = THIN_FEATURES * 4 + 8
 """Bytes of a sample's features and label in memory."""
 
 
@@ -41,7 +42,8 @@ SAMPLE_BYTES = 512 * 4 + 8
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     store = tmp_path_factory.mktemp("hits") / "store"
     pack_blobs(store, count=SAMPLES)
-    service = Service(ServerSettings(store=str(store), cos_batch=16, threads=1), open_store(str(store)))
+    settings = ServerSettings(store=str(store), cos_batch=16, threads=1, allow_model=ALLOWED)
+    service = Service(settings, open_store(str(store)))
     try:
         yield service
     finally:
@@ -85,7 +87,7 @@ def test_few_calls_a_batch(service: Service, tmp_path: Path) -> None:
         for step, _ in enumerate(session.epoch(3), 1):
             delivering.on_step(step)
     plain = Calls(0, SAMPLES // BS)
-    layer, features = nn.Linear(512, 4), torch.randn(SAMPLES, 512)
+    layer, features = nn.Linear(THIN_FEATURES, 4), torch.randn(SAMPLES, THIN_FEATURES)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01, momentum=0.9)
     for step, rows in enumerate(torch.arange(SAMPLES).split(BS), 1):
         torch.default_generator.manual_seed(step)
@@ -120,7 +122,9 @@ def test_no_thread_is_started_for_what_lies_in_memory(
         started.clear()
         again = [f.clone() for f, _ in session.epoch(1)]
         assert not started and all(map(torch.equal, batches, again))
-        monkeypatch.setattr(incoming, "COPIED_BYTES", BS * 512 * 4 - 1)  # large batches are read ahead
+        monkeypatch.setattr(
+            incoming, "COPIED_BYTES", BS * THIN_FEATURES * 4 - 1
+        )  # large batches are read ahead
         assert all(map(torch.equal, batches, (f for f, _ in session.epoch(1))))
         assert any(name.startswith("hapi-window") for name in started)
     started.clear()
@@ -147,7 +151,7 @@ def test_batches_partly_in_memory(service: Service, tmp_path: Path, rows: int) -
         expected = passed(session)
         check_same(passed(session), expected)
         counts = session.last.kept
-        assert (counts.hits, counts.bytes_read) == (SAMPLES, SAMPLES * 512 * 4)
+        assert (counts.hits, counts.bytes_read) == (SAMPLES, SAMPLES * THIN_FEATURES * 4)
         assert session.last.traffic.requests == 0
 
 

@@ -28,7 +28,7 @@ from hapi.wire.cache_room import CacheRoom
 
 SAMPLES, LAST = 96, 6
 RUN: dict[str, Any] = {
-    "bs": 32, "request_size": 32, "epochs": 3, "freeze": LAST, "weights": "random:0"
+    "bs": 32, "request_size": 32, "epochs": 3, "freeze": LAST, "model": "resnet18", "weights": "random:0"
 }  # fmt: skip
 CUT = 3
 

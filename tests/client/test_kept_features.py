@@ -46,6 +46,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def reference(service: Service) -> Any:
+    """The run at split 5 without a cache."""
+    return train(service, None, split=5)
+
+
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
@@ -148,8 +154,9 @@ def test_a_server_that_is_dead_after_the_first_epoch(service: Service, tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
-def test_a_cache_that_is_damaged_meanwhile(service: Service, tmp_path: Path, damage: str) -> None:
-    reference = train(service, None, split=5)
+def test_a_cache_that_is_damaged_meanwhile(
+    service: Service, reference: Any, tmp_path: Path, damage: str
+) -> None:
 
     class Vandal(Silent):
         def on_step(self, steps: int) -> None:
@@ -166,9 +173,8 @@ def test_a_cache_that_is_damaged_meanwhile(service: Service, tmp_path: Path, dam
 
 
 def test_a_full_disk_stops_the_keeping_only(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = train(service, None, split=5)
     monkeypatch.setattr(FeatureCache, "put", lambda *_: None)
     monkeypatch.setattr(FeatureCache, "admits", False)
     found = train(service, tmp_path, split=5)
@@ -178,9 +184,8 @@ def test_a_full_disk_stops_the_keeping_only(
 
 
 def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = train(service, None, split=5)
     monkeypatch.setattr(line, "LINE_BYTES", 1)
     put, release = FeatureCache.put, threading.Event()
 
@@ -204,8 +209,9 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
 @pytest.mark.parametrize("codec", EXACT)
 def test_encoded_features_give_the_same_losses(service: Service, tmp_path: Path, codec: str) -> None:
     """Each epoch decodes them. A flipped bit costs one sample, and a job with another setting reads the others."""
-    reference = train(service, None, split=5)
-    found = train(service, tmp_path, split=5, cache_codec=codec, cache_memory=0)
+    wide = {"split": 5, "model": "resnet18"}
+    reference = train(service, None, **wide)
+    found = train(service, tmp_path, **wide, cache_codec=codec, cache_memory=0)
     check_same(reference, found)
     assert of_epochs(found[0], "feature_hits") == [0, SAMPLES, SAMPLES]
     (told,) = found[0]["cache"]["codecs"]
@@ -216,7 +222,7 @@ def test_encoded_features_give_the_same_losses(service: Service, tmp_path: Path,
     assert len(content) < raw
     content[len(content) // 2] ^= 8
     segment.write_bytes(content)
-    again = train(service, tmp_path, split=5, cache_codec="none", cache_memory=0)
+    again = train(service, tmp_path, **wide, cache_codec="none", cache_memory=0)
     check_same(reference, again)
     assert of_epochs(again[0], "feature_hits") == [SAMPLES - 1, SAMPLES, SAMPLES]
 
@@ -295,7 +301,14 @@ def test_features_that_are_no_numbers_are_never_kept() -> None:
 
 
 def test_a_random_transform_is_refused_and_trains_uncached(service: Service, tmp_path: Path) -> None:
-    changes = {"split": 5, "augment": ("flip",), "dataset": "pictures", "bs": 16, "request_size": 16}
+    changes = {
+        "split": 5,
+        "augment": ("flip",),
+        "dataset": "pictures",
+        "image_size": 32,
+        "bs": 16,
+        "request_size": 16,
+    }
     reference = train(service, None, **changes)
     found = train(service, tmp_path, **changes)
     check_same(reference, found)

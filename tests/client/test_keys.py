@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from support.local_job import open_session, pack_blobs, pack_pictures, service_of
+from support.thin_resnet import THIN_FEATURES
 from torch import nn
 
 from hapi.cache.code_version import code_version
@@ -66,7 +67,7 @@ def test_a_key_of_a_run(service: Service) -> None:
         job_context, key = session.job_context, key_of(session)
         assert isinstance(key, FeatureKey)
         assert key.dataset == job_context.description.reference
-        assert (key.cut, key.shape, key.dtype, key.precision) == (13, (512,), "float32", "fp32")
+        assert (key.cut, key.shape, key.dtype, key.precision) == (13, (THIN_FEATURES,), "float32", "fp32")
         assert key.prefix == job_context.prefix_digests[13] and key.code == code_version()
         assert key_of(session) == key
         digests = {getattr(key_of(session, cut), "digest") for cut in range(14)}  # noqa: B009

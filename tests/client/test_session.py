@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.local_job import COUNT, open_session, pack_blobs, service_of
+from support.thin_resnet import THIN_FEATURES
 
 from hapi.client.delivery import passes
 from hapi.client.loading import receiver as receiving
@@ -46,7 +47,7 @@ def window_threads() -> list[str]:
 def test_batches_have_the_shapes_they_should(session: Session) -> None:
     sizes = []
     for features, labels in session.epoch(0):
-        assert (features.shape[1:], features.dtype) == ((512,), torch.float32)
+        assert (features.shape[1:], features.dtype) == ((THIN_FEATURES,), torch.float32)
         assert labels.shape == (len(features),) and labels.dtype == torch.int64
         assert not features.requires_grad
         sizes.append(len(features))

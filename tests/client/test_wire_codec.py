@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.certificates import self_signed
 from support.http_tools import served
-from support.local_job import Silent, open_session, pack_blobs, service_of, settings_of, trainer_of
+from support.local_job import ALLOWED, Silent, open_session, pack_blobs, service_of, settings_of, trainer_of
 
 from hapi.client.loading import wire_codecs
 from hapi.client.loading.link_stats import Traffic
@@ -54,7 +54,7 @@ def losses(session: Session, **changes: Any) -> list[float]:
 
 def test_losses_are_those_of_raw_features_in_fewer_bytes(store: Path) -> None:
     found: dict[str, tuple[list[float], int]] = {}
-    with served(store, cos_batch=4, threads=1) as server:
+    with served(store, cos_batch=4, threads=1, allow_model=ALLOWED) as server:
         for codec in ("none", *EXACT):
             changes = {"split": SPLIT, "wire_codec": codec, "server": (f"http://127.0.0.1:{server.port}",)}
             with Session.open(settings_of(**changes)) as session:
@@ -68,7 +68,7 @@ def test_encoded_features_come_over_tls(store: Path, tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(cert, key)
-    with served(store, tls=tls, cos_batch=4, threads=1) as server:
+    with served(store, tls=tls, cos_batch=4, threads=1, allow_model=ALLOWED) as server:
         network = {"server": (f"https://127.0.0.1:{server.port}",), "ca_file": str(cert), "split": SPLIT}
         found = {}
         for codec in ("none", *EXACT, "int8"):
@@ -222,5 +222,5 @@ def test_auto_waits_for_bytes_that_tell(job: Any) -> None:
 
 
 def test_one_machine_has_no_link(store: Path) -> None:
-    with Session.open(settings_of(store=str(store), split=SPLIT)) as session:
+    with Session.open(settings_of(store=str(store), model="resnet18", split=SPLIT)) as session:
         assert session.codecs.to_json()["wanted"] == "none"

@@ -21,7 +21,7 @@ from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
 from hapi.wire.transport.http import Handler
-from support.local_job import Silent, open_session, pack_blobs
+from support.local_job import ALLOWED, Silent, open_session, pack_blobs
 
 SAMPLES = 96
 LAST = 13
@@ -37,7 +37,8 @@ def kept_service(store: Path) -> Iterator[Service]:
     """A service over the datasets ``blobs`` and ``held``, which are packed into ``store``."""
     pack_blobs(store, count=SAMPLES)
     pack_blobs(store, "held", count=32)
-    service = Service(ServerSettings(store=str(store), cos_batch=16, threads=1), open_store(str(store)))
+    settings = ServerSettings(store=str(store), cos_batch=16, threads=1, allow_model=ALLOWED)
+    service = Service(settings, open_store(str(store)))
     try:
         yield service
     finally:

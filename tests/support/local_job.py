@@ -31,12 +31,15 @@ from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
 from hapi.wire.transport.http import Handler, LoopbackTransport
+from support.thin_resnet import THIN_LAYERS, THIN_RESNET
 
 COUNT = 46
 SETTINGS: dict[str, Any] = {
-    "model": "resnet18", "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
+    "model": THIN_RESNET, "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
     "dataset": "blobs", "lr": 0.01, "split": "freeze", "cache": "off",
 }  # fmt: skip
+ALLOWED = ("support.thin_resnet",)
+"""What a server of these jobs may import."""
 SIDE = 32
 SMALL_MODEL = "squeezenet1_1"
 """A network of the library whose whole file is small (5 MB)."""
@@ -69,7 +72,8 @@ def pack_pictures(store: Path, name: str = "pictures", count: int = COUNT) -> Ma
 
 @contextlib.contextmanager
 def service_of(store: Path) -> Iterator[Service]:
-    service = Service(ServerSettings(store=str(store), cos_batch=4, threads=1), open_store(str(store)))
+    settings = ServerSettings(store=str(store), cos_batch=4, threads=1, allow_model=ALLOWED)
+    service = Service(settings, open_store(str(store)))
     try:
         yield service
     finally:
@@ -112,7 +116,8 @@ def over_slow_store(handle: Handler) -> Handler:
 
 def settings_of(**changes: Any) -> TrainSettings:
     """The settings of a small job, and these, by the names that ``hapi-train`` has for them."""
-    return load(TrainSettings, None, {**SETTINGS, **changes}).value
+    layers = {} if "model" in changes else {"blocks": THIN_LAYERS}
+    return load(TrainSettings, None, {**SETTINGS, **layers, **changes}).value
 
 
 def trainer_of(session: Session, callback: TrainingCallback | None = None, **changes: Any) -> Trainer:
@@ -128,13 +133,16 @@ def open_session(service: Service | Handler, **changes: Any) -> Session:
         return Session.open(settings, optimizer_bytes=settings.optimizer_bytes, transports=[transport])
 
 
-_built_once = lru_cache(maxsize=2)(build_network)
+_built_once = lru_cache(maxsize=8)(build_network)
 
 
 def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
-    """Traced and initialised once, then copied: most of the time of a session's start."""
+    """Traced, initialised and hashed once, then copied: most of the time of a session's start."""
     kept = _built_once(spec, allow_import=allow_import)
-    return kept.over(copy.deepcopy(kept.module))
+    copied = kept.over(copy.deepcopy(kept.module))
+    for name in kept.tensors.names():
+        copied.remember_digest(name, kept.digest_of(name))
+    return copied
 
 
 class Silent(TrainingCallback):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.local_job import Interrupting, open_session, settings_of
+from support.thin_resnet import THIN_RESNET
 
 from hapi.errors import DivergedError
 from hapi.train.callbacks import StepDone, TrainingCallback, TrainingStart
@@ -67,7 +68,7 @@ def test_what_a_callback_is_told(remembered: Handler) -> None:
         ),
         ("", "end", "finished"),
     ]
-    assert callback.start.facts["model"] == "resnet18" and callback.start.facts["settings"]["lr"] == 0.25
+    assert callback.start.facts["model"] == THIN_RESNET and callback.start.facts["settings"]["lr"] == 0.25
     assert [step.samples for step in callback.steps[:5]] == [10, 10, 10, 10, 6]
     assert {tuple(step.rates) for step in callback.steps} == {(0.25,)}
     first = callback.steps[:5]

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from support.local_job import Interrupting, open_session, settings_of
+from support.thin_resnet import THIN_RESNET
 
 from hapi.errors import UsageError
 from hapi.train.callbacks import TrainingCallback, TrainingStart
@@ -109,7 +110,7 @@ def test_tensorboard_after_a_resume(remembered: Handler, tmp_path: Path) -> None
     epochs = found.Scalars("epoch/loss")
     assert [event.step for event in epochs] == [5, 10, 15]
     assert [event.value for event in epochs] == pytest.approx([e["loss"] for e in report["epochs"]])
-    assert b"resnet18" in found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert THIN_RESNET.encode() in found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
 
 
 # -- services, offline -------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_mlflow_after_a_resume(remembered: Handler, tmp_path: Path, monkeypatch:
     epochs = client.get_metric_history(run.info.run_id, "epoch/loss")
     assert [metric.step for metric in epochs] == [5, 10, 15]
     assert [metric.value for metric in epochs] == [epoch["loss"] for epoch in report["epochs"]]
-    assert run.data.params["model"] == "resnet18" and run.data.params["lr"] == "0.01"
+    assert run.data.params["model"] == THIN_RESNET and run.data.params["lr"] == "0.01"
     assert run.info.status == "FINISHED"
 
 

@@ -40,7 +40,7 @@ def service(store: Path) -> Iterator[Service]:
 
 def trained(service: Service, output: Path, watcher: Silent | None = None, **changes: Any) -> torch.Tensor:
     """Train; the outputs of the session's own tail in eval mode for the samples in their order, float32 [46, 4]."""
-    changes = {"output": str(output), **changes}
+    changes = {"output": str(output), "model": "resnet18", **changes}
     with open_session(service, **changes) as session:
         trainer_of(session, watcher, **changes).run()
         session.trained.eval()

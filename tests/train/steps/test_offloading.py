@@ -64,12 +64,20 @@ def test_steps_hold_what_was_computed_ahead(remembered: Handler, tmp_path: Path)
     assert cost["speculated_pieces"] > 5 and cost["redone_steps"] <= 1
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(remembered: Handler) -> tuple[dict[str, torch.Tensor], list[Any], dict[str, Any]]:
+    """The run of :data:`ALL` in memory."""
+    return trained(remembered, offload="off", **ALL)
+
+
 @pytest.mark.parametrize(
     ("first", "then"), [("disk", "off"), ("off", "disk"), ("disk", "disk"), ("host", "disk")]
 )
-def test_a_checkpoint_goes_on_elsewhere(remembered: Handler, tmp_path: Path, first: str, then: str) -> None:
+def test_a_checkpoint_goes_on_elsewhere(
+    remembered: Handler, uninterrupted: Any, tmp_path: Path, first: str, then: str
+) -> None:
     job: dict[str, Any] = {**ALL, "output": str(tmp_path / "run")}
-    expected, losses, _ = trained(remembered, offload="off", **ALL)
+    expected, losses, _ = uninterrupted
     trained(remembered, 8 if first == "disk" else 7, offload=first, **job)
     state, found, _ = trained(remembered, offload=then, resume=True, **job)
     assert (found, same(state, expected)) == (losses, True)
