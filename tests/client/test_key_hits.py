@@ -163,6 +163,7 @@ with service_of(Path(sys.argv[1])) as running:
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_other_hashes(store: Path, base: str) -> None:
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parents[1]), str(here.parent), str(here)])

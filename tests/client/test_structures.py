@@ -113,6 +113,7 @@ def test_a_related_model_is_its_version_and_its_tensors_alone(
     assert sent < 1.01 * tensors
 
 
+@pytest.mark.slow
 def test_another_process_finds_it(structure: ModelStructure, home: Path) -> None:
     StructureCache().find(structure.digest, lambda: structure)
     assert [path.name for path in home.iterdir()] == [f"{structure.digest}.json"]

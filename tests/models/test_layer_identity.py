@@ -181,6 +181,7 @@ def test_copies_moves_and_expected_digests_say_the_same() -> None:
     assert empty.identities() == found
 
 
+@pytest.mark.slow
 def test_another_process_says_the_same() -> None:
     program = (
         "import json; from hapi.models.zoo.build import ModelSpec, build\n"

@@ -323,6 +323,7 @@ def test_processes_hold_one_copy_and_a_kill_leaves_no_use(folder: Path, takers: 
     assert packs(folder) == []
 
 
+@pytest.mark.slow
 def test_the_last_process_to_end_leaves_no_more_than_may_be_idle(folder: Path, takers: Any) -> None:
     budget = 1 << 20  # of which 128 KiB may be idle; the contents have 400 KB
     first, second = takers(50, budget=budget), takers(50, budget=budget)

@@ -74,7 +74,10 @@ def killed_until_done(folder: Path, steps: int, loop: str, kills: int, chance: r
     return done
 
 
-def check_kills(folder: Path, steps: int, loop: str, kills: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["plain", "clipped", "accumulated"])
+def test_killed_at_random_moments_the_weights_are_the_same(loop: str, tmp_path: Path) -> None:
+    folder, steps, kills = tmp_path / "job", 60, 12
     folder.mkdir()
     whole = folder / "whole"
     whole.mkdir()
@@ -84,16 +87,6 @@ def check_kills(folder: Path, steps: int, loop: str, kills: int) -> None:
     expected, found = (torch.load(path / "model.pt") for path in (whole, folder))
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert not (folder / "a" / "hapi-offload").exists()
-
-
-def test_a_killed_training_goes_on_from_its_last_step(tmp_path: Path) -> None:
-    check_kills(tmp_path / "job", 12, "clipped", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["plain", "clipped", "accumulated"])
-def test_killed_at_random_moments_the_weights_are_the_same(loop: str, tmp_path: Path) -> None:
-    check_kills(tmp_path / "job", 60, loop, 12)
 
 
 def test_a_second_job_is_refused(tmp_path: Path) -> None:
