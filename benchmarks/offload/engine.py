@@ -178,9 +178,8 @@ class _Bench:
         if group.regime not in REGIMES:
             return _USUAL_ROWS
         found = self._calibration()
-        rate = group.rate * group.drives or found["rate"]
         scale = parameters_of(group.tail) / found["parameters"]
-        wanted = REGIMES[group.regime] * _STEP_BYTES * parameters_of(group.tail) / rate / scale
+        wanted = REGIMES[group.regime] * _STEP_BYTES * parameters_of(group.tail) / found["rate"] / scale
         rows = int((wanted - found["fixed"]) / max(found["each_row"], 1e-9))
         return min(max(rows, _LEAST_ROWS), most_rows(group.tail))
 

@@ -42,6 +42,8 @@ WAYS = {
 OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE, *SHARES, KEPT)
 """Ways whose states lie on a disk."""
 COMPUTE, BALANCED, IO = "compute-bound", "balanced", "I/O-bound"
+ONE_BATCH = "one batch"
+"""The same rows, however many drives there are."""
 REGIMES = {COMPUTE: 2.0, BALANCED: 1.0, IO: 0.6}
 """Seconds of computing over those of the disk that a batch is to have."""
 PARTS = ("steps", "size", "disks", "aside", "clipping", "swap")
@@ -142,7 +144,7 @@ def most_rows(tail: str) -> int:
 
 def _groups(part: str, tails: Sequence[str], regimes: Sequence[str], quick: bool) -> list[OffloadGroup]:
     small = tails[0]
-    slow = 50e6 if quick else 300e6
+    slow = 50e6 if quick else 150e6
     everyone = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
     if part == "steps":
         return [
@@ -152,11 +154,13 @@ def _groups(part: str, tails: Sequence[str], regimes: Sequence[str], quick: bool
         ]
     if part == "disks":
         return [
-            OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, SERIAL), drives=count, rate=slow)
+            OffloadGroup(
+                part=part, tail=small, regime=ONE_BATCH, ways=(ACTIVE, SERIAL), drives=count, rate=slow
+            )
             for count in ((1, 2) if quick else (1, 2, 3, 4))
         ]
     if part == "aside":
-        return [OffloadGroup(part=part, tail=small, regime=IO, ways=(MEMORY, ASIDE))]
+        return [OffloadGroup(part=part, tail=small, regime=ONE_BATCH, ways=(MEMORY, ASIDE))]
     if part == "clipping":
         return [
             OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, SERIAL), clipped=share)

@@ -107,8 +107,8 @@ def every_part() -> list[dict[str, Any]]:
     return [
         turn("steps/100M/I/O-bound", 0, memory=answer(1.0), active=answer(2.0, 100, 50), serial=answer(3.0, 100, 50)),
         turn("swap/100M/I/O-bound", 0, active=answer(1.03, 100, 50, swapped=4e6), **curve),
-        turn("disks/100M/I/O-bound/1 drives of 300 MB/s", 0, active=answer(6.0, 100, 50), serial=answer(9.0, 100, 50)),
-        turn("disks/100M/I/O-bound/3 drives of 300 MB/s", 0, active=answer(2.5, 100, 50), serial=answer(5.0, 100, 50)),
+        turn("disks/100M/one batch/1 drives of 150 MB/s", 0, active=answer(6.0, 100, 50), serial=answer(9.0, 100, 50)),
+        turn("disks/100M/one batch/3 drives of 150 MB/s", 0, active=answer(2.5, 100, 50), serial=answer(5.0, 100, 50)),
         {**size, "way": MEMORY, "cap": 1e9, "rows": 8, "parameters": 40_000_000},
         {**size, "way": KEPT, "cap": 1e9, "rows": 8, "parameters": 0},
         {**size, "way": ACTIVE, "cap": 1e9, "rows": 8, "parameters": 100_000_000},
