@@ -37,8 +37,8 @@ from hapi.errors import UsageError
 def answer(
     seconds: float, nbytes: float = 0.0, rate: float | None = None, peak: int = 1000, swapped: float = 0.0
 ) -> dict[str, Any]:
-    return {"seconds": seconds, "bytes": nbytes, "rate": rate, "waited": 0.0, "redone": 0.0, "peak": peak,
-            "anonymous": peak // 2, "on_disk": 0, "swapped": swapped, "recomputed": 0}  # fmt: skip
+    return {"seconds": seconds, "processor": seconds / 2, "bytes": nbytes, "rate": rate, "waited": 0.0, "redone": 0.0,
+            "peak": peak, "anonymous": peak // 2, "on_disk": 0, "swapped": swapped, "recomputed": 0}  # fmt: skip
 
 
 def turn(group: str, number: int, **answers: Any) -> dict[str, Any]:
