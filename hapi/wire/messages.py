@@ -68,6 +68,8 @@ MAX_JOB = 64
 """Most characters of the id of a training run."""
 DECIMAL_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 REQUEST_ID_HEADER = "X-Request-Id"
+TRACE_HEADER = "traceparent"
+"""Place of the request in the trace of its client (W3C Trace Context)."""
 DEADLINE_HEADER = "X-Deadline-Seconds"
 """Header with the seconds after which a request is not wanted any more if it has not begun, from its arrival.
 """

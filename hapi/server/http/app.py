@@ -31,7 +31,9 @@ from hapi.server.http.keys import (
     STATUS,
     TENANT,
     deadline_of,
+    named_in,
     request_id_of,
+    trace_of,
 )
 from hapi.server.http.metrics import Metrics
 from hapi.server.http.overview import Overview
@@ -181,6 +183,7 @@ class Application:
             "status": status,
             "seconds": round(time.monotonic() - started, 4),
             **({"tenant": tenant} if tenant else {}),
+            **({messages.TRACE_HEADER: trace} if (trace := trace_of(request)) else {}),
             **request.get(LOGGED, {}),
         }
         problem = request.get(PROBLEM)
@@ -298,6 +301,7 @@ class Application:
         arrived, deadline, tenant = time.monotonic(), deadline_of(request), request[TENANT]
         self.admission.check_place(tenant)
         asked = await self._asked(request, self.service.request)
+        request[LOGGED] = named_in(asked)
         tenant.access.check(asked)
         settings = self.service.settings
         started = time.monotonic()
@@ -354,6 +358,7 @@ class Application:
     async def _warm(self, request: web.Request) -> web.Response:
         self._check_taking_work()
         ahead = await self._asked(request, lambda _, body: WarmUpRequest.from_json(messages.parse_body(body)))
+        request[LOGGED] = named_in(ahead)
         request[TENANT].access.check(ahead)
         state = self.service.warm_ups.begin(ahead, busy=bool(self.admission.queued))
         return web.json_response({"state": state})
@@ -377,7 +382,7 @@ class Application:
             self._costs.seen(asked, used.without_loading().cost(self._server))
         self.metrics.samples.inc(stream.samples)
         self.metrics.seconds.labels(request.path).observe(slot.waited + held)
-        request[LOGGED] = {
+        request[LOGGED] |= {
             "samples": stream.samples,
             "bytes": answer.sent if stream.content_length is None else stream.content_length,
             "stages": {k: round(v, 4) for k, v in stages.items() if v},

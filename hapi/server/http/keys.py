@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 from aiohttp import web
 
 from hapi.errors import BusyError, ForbiddenError, HapiError, ShortageError, TooLargeError, UnauthorizedError
+from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire import messages
+from hapi.wire.messages import ExtractRequest, SamplesRequest, TensorsRequest
+from hapi.wire.warm_up import WarmUpRequest
 
 REQUEST_ID = web.RequestKey("id", str)
 STATUS = web.RequestKey("status", int)
@@ -18,6 +22,12 @@ PROBLEM = web.RequestKey("problem", HapiError)
 TENANT = web.RequestKey("tenant", Tenant)
 LOGGED = web.RequestKey("logged", dict)
 """Further fields of the request's line in the log."""
+_TRACE = re.compile(
+    "00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    "|(?!00|ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,200})?",
+    re.ASCII,
+)
+"""Version 0, and later ones, which may have more at the end."""
 GONE = 499
 """Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 
@@ -37,6 +47,26 @@ def request_id_of(request: web.Request) -> str:
     """Return the client's id of the request, or one of our own for a client that gave none."""
     given = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
     return given if given.isascii() and given.isalnum() else uuid.uuid4().hex[:16]
+
+
+def trace_of(request: web.BaseRequest) -> str:
+    """Return the client's ``traceparent``; empty without one that is as W3C Trace Context has it."""
+    given = request.headers.getall(messages.TRACE_HEADER, [])
+    return given[0] if len(given) == 1 and _TRACE.fullmatch(given[0]) else ""
+
+
+def named_in(asked: Request | WarmUpRequest) -> dict[str, object]:
+    """Return the dataset, model, split and job that a request names, for its line in the log."""
+    found: dict[str, object] = {}
+    if isinstance(asked, ExtractRequest | SamplesRequest):
+        found["dataset"] = asked.dataset.name
+    if isinstance(asked, ExtractRequest | WarmUpRequest):
+        found |= {"model": asked.model.name, "split": asked.split}
+    if isinstance(asked, TensorsRequest):
+        found["model"] = asked.name
+    elif not isinstance(asked, WarmUpRequest) and asked.job:
+        found["job"] = asked.job
+    return found
 
 
 def deadline_of(request: web.Request) -> float | None:

@@ -87,6 +87,8 @@ _PACK = (*_READING, RangeError, TooLargeError)
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
 METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
 """The status of :class:`HttpError` that the interface tells of: the path takes other methods."""
+_IN_ALL = (messages.REQUEST_ID_HEADER, messages.TRACE_HEADER)
+"""Headers of all answers."""
 _IN_PATHS: Mapping[str, Schema] = {
     "name": NAME,
     "model": MODEL,
@@ -206,9 +208,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
             *named,
             *([_deadline()] if DeadlineError in operation.errors else []),
             _request_id(),
+            _header(messages.TRACE_HEADER, TEXT, "W3C Trace Context: logged, and answered as it came."),
         ],
         "responses": {
-            "200": {**answered, "headers": _header_links(messages.REQUEST_ID_HEADER, *own_headers)},
+            "200": {**answered, "headers": _header_links(*_IN_ALL, *own_headers)},
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
@@ -271,13 +274,14 @@ def _problem_response(status: int) -> dict[str, Any]:
     return {
         "description": "; ".join(kind.title for kind in kinds),
         "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/Problem{status}"}}},
-        "headers": _header_links(messages.REQUEST_ID_HEADER, *names),
+        "headers": _header_links(*_IN_ALL, *names),
     }
 
 
 def _headers() -> dict[str, Any]:
     return {
         messages.REQUEST_ID_HEADER: {"schema": TEXT, "description": "The id that the server's log has."},
+        messages.TRACE_HEADER: {"schema": TEXT, "description": "That of the request, if it had one."},
         messages.CODE_HEADER: {
             "schema": TEXT,
             "description": "The version of the code that computes the answer.",

@@ -21,8 +21,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from hapi.errors import BadRequestError
 from hapi.server.http.connections import Connections, OpenConnection
+from hapi.server.http.keys import trace_of
 from hapi.server.http.problems import SERVER_NAME, as_hapi_error, problem_response
 from hapi.server.lifecycle import audit
+from hapi.wire.messages import TRACE_HEADER
 
 log = logging.getLogger("hapi.server")
 
@@ -168,7 +170,7 @@ class WebRunner(web.AppRunner):
         super().__init__(application, handler_cancellation=True, shutdown_timeout=1.0, **_SERVED)
         self._connections = connections
         self._watch: asyncio.Task[None] | None = None
-        application.on_response_prepare.append(_name_server)
+        application.on_response_prepare.append(_own_headers)
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
@@ -183,9 +185,11 @@ class WebRunner(web.AppRunner):
         await super()._cleanup_server()
 
 
-async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """No versions in the header ``Server``."""
+async def _own_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """No versions in the header ``Server``; the client's trace as it came."""
     response.headers[hdrs.SERVER] = SERVER_NAME
+    if trace := trace_of(request):
+        response.headers[TRACE_HEADER] = trace
 
 
 def connection_of(request: web.BaseRequest) -> OpenConnection | None:
