@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from hapi.data.listing import DatasetSummary, describe, list_datasets
 from hapi.data.replaced import list_replaced
 from hapi.errors import BadRequestError, HapiError, NotFoundError, UsageError
+from hapi.repository.packs.lost import pack_sizes, problem_of_packs
+from hapi.repository.packs.place import pack_key
 from hapi.repository.versions import (
     list_tags,
     list_versions,
@@ -42,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(detail, indent=1) if args.json else _lines(detail))
             return 0
     datasets = [_dataset(summary) for summary in list_datasets(store)]
-    models = [_model(store, name) for name in store.list_names("models")]
+    names = store.list_names("models")
+    sizes = pack_sizes(store) if names else {}
+    models = [_model(store, name, sizes) for name in names]
     if args.json:
         print(json.dumps({"datasets": datasets, "models": models}, indent=1))
         return 0
@@ -63,7 +68,9 @@ def _detail(address: str) -> dict[str, Any] | None:
     summary = None if "@" in name else describe(store, name)
     if summary is not None:
         return {**_dataset(summary), "replaced": [str(known) for known in list_replaced(store, name)]}
-    return _model(store, name) if name.partition("@")[0] in store.list_names("models") else None
+    if name.partition("@")[0] not in store.list_names("models"):
+        return None
+    return _model(store, name, pack_sizes(store))
 
 
 def _dataset(summary: DatasetSummary) -> dict[str, Any]:
@@ -87,8 +94,8 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
     }
 
 
-def _model(store: ObjectStore, reference: str) -> dict[str, Any]:
-    """A version of a pushed model (the latest without any) as far as it concerns a listing."""
+def _model(store: ObjectStore, reference: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """A version of a pushed model (the latest without any) as far as it concerns a listing; ``sizes`` are of packs."""
     try:
         address = parse_reference(reference)
     except BadRequestError as error:
@@ -104,7 +111,17 @@ def _model(store: ObjectStore, reference: str) -> dict[str, Any]:
     except (ValueError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
     known = {key: document.get(key) for key in _MODEL_FIELDS}
-    return {"name": name, "state": "whole", **known, "versions": versions, "tags": tags}
+    problem = problem_of_packs(_places(document), sizes)
+    state = {"state": "whole"} if problem is None else {"state": "damaged", "problem": problem}
+    return {"name": name, **state, **known, "versions": versions, "tags": tags}
+
+
+def _places(document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Pack and first byte of each tensor of a version: where these cannot be read, its users say what is damaged."""
+    with suppress(TypeError, ValueError, LookupError):
+        keys = [pack_key(pack) for pack in document["packs"]]
+        for _, _, pack, start in document["tensors"]:
+            yield keys[pack], int(start)
 
 
 def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:

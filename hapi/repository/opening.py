@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, NotFoundError
 from hapi.repository.manifest import ModelManifest, structure_of_document
+from hapi.repository.packs.lost import pack_sizes, problem_of_packs
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import ModelStructure
 from hapi.repository.structure_key import structure_key
@@ -122,10 +124,12 @@ def read_structure(store: ObjectStore, digest: str) -> ModelStructure:
 
 def list_models(store: ObjectStore) -> list[ModelSummary]:
     """Return a line about every model in the store, damaged ones included."""
-    return [_summary(store, name) for name in store.list_names(MODELS)]
+    names = store.list_names(MODELS)
+    sizes = pack_sizes(store) if names else {}
+    return [_summary(store, name, sizes) for name in names]
 
 
-def _summary(store: ObjectStore, name: str) -> ModelSummary:
+def _summary(store: ObjectStore, name: str, sizes: Mapping[str, int]) -> ModelSummary:
     try:
         if not list_versions(store, name):
             return ModelSummary(name, problem="it has no version: push it again")
@@ -134,6 +138,7 @@ def _summary(store: ObjectStore, name: str) -> ModelSummary:
     except HapiError as error:
         return ModelSummary(name, problem=str(error))
     architecture = None if found.spec is None else found.spec.architecture
+    problem = problem_of_packs(((entry.pack, entry.stop) for entry in found.tensors.values()), sizes)
     return ModelSummary(
-        name, architecture, found.digest, found.nbytes, len(found.layers), found.version, tags
+        name, architecture, found.digest, found.nbytes, len(found.layers), found.version, tags, problem
     )

@@ -19,9 +19,7 @@ from hapi.models.zoo.head import find_head, resize_head, retarget
 from hapi.repository.entries import TensorEntry
 from hapi.repository.loading.load import Loaded
 from hapi.repository.manifest import ModelManifest
-
-REMEDY = "push the model again with --repair"
-"""Advice that repairs damaged tensors."""
+from hapi.repository.packs.lost import REMEDY
 
 Fetch = Callable[[Sequence[TensorEntry]], Iterable[Loaded]]
 """Reads tensors: yields each entry with its tensor, verified."""

@@ -24,7 +24,8 @@ from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.loading.load import CHECKSUM, Loaded, load
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.pushed import REMEDY, PushedModel
+from hapi.repository.packs.lost import REMEDY
+from hapi.repository.pushed import PushedModel
 from hapi.store.base import ObjectStore
 from hapi.wire.frames import TensorSpec
 

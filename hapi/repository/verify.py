@@ -9,7 +9,7 @@ from hapi.models.graph.digest import ContentDigest
 from hapi.repository.entries import TensorEntry
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import read_manifest, read_structure
-from hapi.repository.pushed import REMEDY
+from hapi.repository.packs.lost import REMEDY
 from hapi.repository.versions import model_prefix, parse_reference, resolve, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport

@@ -10,6 +10,7 @@ from hapi.cli.shared.common import EXIT_OK, say, tell
 from hapi.errors import HapiError
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import is_folder
+from hapi.repository.packs.lost import pack_sizes, problem_of_packs
 from hapi.repository.versions import list_versions
 from hapi.store.open import open_store, split_address, split_model_address
 from hapi.text import printable
@@ -42,10 +43,14 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(url)
     manifest = open_model(store, name).manifest
     found = relatives(store, manifest)
+    needed = ((entry.pack, entry.stop) for entry in manifest.tensors.values())
+    problem = problem_of_packs(needed, pack_sizes(store))
     if args.json:
-        print(json.dumps(_document(manifest, found), indent=1))
+        print(json.dumps({**_document(manifest, found), "problem": problem}, indent=1))
         return EXIT_OK
     _print(manifest, found)
+    if problem is not None:
+        tell("hapi show", f"{printable(manifest.reference)}: {problem}")
     return EXIT_OK
 
 
