@@ -16,7 +16,7 @@ _QUICK_TURNS = 2
 
 
 def _offload(args: argparse.Namespace) -> Outcome:
-    from benchmarks.offload.settings import GOALS, PARTS, REGIMES, OffloadSettings, blocks_of
+    from benchmarks.offload.settings import GOALS, PARTS, REGIMES, WAYS, OffloadSettings, blocks_of
     from benchmarks.testbed.cells import Results, read
     from benchmarks.testbed.conditions import conditions
 
@@ -28,10 +28,13 @@ def _offload(args: argparse.Namespace) -> Outcome:
         plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, caps=(8e8,))
     settings = with_given(
         plain, args, parts="part", tails="tail", rounds="turns", limit="limit", threads="threads",
-        regimes="batch", caps="cap",
+        ways="way", regimes="batch", caps="cap",
     )  # fmt: skip
     for tail in settings.tails:
         blocks_of(tail)
+    for name in settings.ways:
+        if name not in WAYS:
+            raise UsageError(f"--way {name}: expected one of {', '.join(WAYS)}")
     for name in settings.regimes:
         if name not in REGIMES:
             raise UsageError(f"--batch {name}: expected one of {', '.join(REGIMES)}")
@@ -81,6 +84,8 @@ BENCHMARKS = (
                 "(default all but the goals)", metavar="PART"),
             repeated("--tail", "100M, 218M, 1B; may be repeated (default all)", metavar="NAME"),
             number("--turns", count(1, 1000), "of each way (default 3; 7 of the goals')"),
+            repeated("--way", "that takes part, such as memory, active, serial; may be repeated (default all)",
+                metavar="NAME"),
             repeated("--batch", "of steps and swap: compute-bound, balanced, I/O-bound; may be repeated (default all)",
                 metavar="NAME"),
             repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",

@@ -67,15 +67,16 @@ def measure(
         results: file of records.
         tell: gets a line after each group.
     """
-    done = {record["group"] for record in results.records if record["kind"] == "group"}
-    todo = [group for group in groups if group.key not in done]
+    done = {(r["group"], way) for r in results.records if r["kind"] == "group" for way in r["ways"]}
+    todo = [group for group in groups if any((group.key, way) not in done for way in group.ways)]
     tell(f"{len(todo)} groups to measure")
     with tempfile.TemporaryDirectory(prefix="hapi-offload-", dir=folder) as made:
         bench = _Bench(Path(made), settings, results, tell)
         for group in todo:
             began = time.monotonic()
             bench.measure(group)
-            results.add({"kind": "group", "group": group.key, "seconds": round(time.monotonic() - began, 1)})
+            seconds = round(time.monotonic() - began, 1)
+            results.add({"kind": "group", "group": group.key, "ways": list(group.ways), "seconds": seconds})
             tell(f"{group.key}: {time.monotonic() - began:.0f} s")
 
 

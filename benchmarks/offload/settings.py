@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hapi.errors import UsageError
 
@@ -103,6 +103,8 @@ class OffloadSettings:
     """Batches of the parts ``steps`` and ``swap``."""
     caps: tuple[float, ...] = (1e9, 1.5e9, 2e9)
     """Bytes of the control groups of the part ``size``."""
+    ways: tuple[str, ...] = tuple(WAYS)
+    """That take part where a group has them."""
     threads: int = os.cpu_count() or 1
     """Of torch, in each process. Beside other work fewer of them are faster: they wait for each other by spinning."""
     limit: float = 300.0
@@ -113,16 +115,19 @@ class OffloadSettings:
         """Return all groups, by part."""
         tails = (QUICK_TAIL,) if self.quick else self.tails
         regimes = (IO,) if self.quick else self.regimes
-        return [group for part in self.parts for group in _groups(part, tails, regimes, self.quick)]
+        found = [group for part in self.parts for group in _groups(part, tails, regimes, self.quick)]
+        chosen = [
+            replace(group, ways=tuple(way for way in group.ways if way in self.ways)) for group in found
+        ]
+        return [group for group in chosen if group.ways]
 
     def size_cells(self) -> list[SizeCell]:
         """Return the searches of the part ``size``: over the caps, and at the smallest one over batches."""
         over_caps = [(cap, SIZE_ROWS, way) for cap in self.caps for way in (MEMORY, ACTIVE)]
         batches = () if self.quick else (SIZE_ROWS, *_LARGE_BATCHES)
         over_rows = [(min(self.caps), rows, way) for rows in batches for way in (KEPT, ACTIVE)]
-        return [
-            SizeCell(cap=cap, rows=rows, way=way) for cap, rows, way in dict.fromkeys(over_caps + over_rows)
-        ]
+        jobs = [job for job in dict.fromkeys(over_caps + over_rows) if job[2] in self.ways]
+        return [SizeCell(cap=cap, rows=rows, way=way) for cap, rows, way in jobs]
 
 
 def blocks_of(tail: str) -> int:

@@ -118,7 +118,8 @@ def test_heads_on_rounded_features_are_those_of_a_job_through_the_wire(tmp_path:
     with served(tmp_path / "store", cos_batch=batch, threads=1) as server:
         changes = {
             "split": split, "wire_codec": codec, "server": (f"http://127.0.0.1:{server.port}",), "bs": batch,
-            "model": "resnet18", "request_size": batch, "drop_last": True, "shuffle": "full", "seed": 0, "optimizer": "sgd", **optimizer,
+            "model": "resnet18", "request_size": batch, "drop_last": True, "shuffle": "full", "seed": 0,
+            "optimizer": "sgd", **optimizer,
         }  # fmt: skip
         with Session.open(settings_of(**changes)) as session:
             watcher = Losses(found)

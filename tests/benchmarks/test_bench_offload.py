@@ -65,6 +65,9 @@ def test_groups_have_keys_of_their_own() -> None:
     groups = [*OffloadSettings().groups(), *OffloadSettings(parts=(GOALS,)).groups()]
     assert len({group.key for group in groups}) == len(groups) == 22
     assert all(group.tail == "8M" for group in OffloadSettings(quick=True).groups())
+    chosen = OffloadSettings(ways=(MEMORY, SERIAL))
+    assert {group.ways for group in chosen.groups()} == {(MEMORY, SERIAL), (MEMORY,), (SERIAL,)}
+    assert {cell.way for cell in chosen.size_cells()} == {MEMORY}
 
 
 def test_goals_compare_ways_turn_by_turn() -> None:
@@ -134,6 +137,11 @@ def test_the_papers_figures_stand_beside_ours() -> None:
     }
     assert found["samples/s over serial"].paper == (1.33, 1.33)
     assert "samples/s over naive" not in found and compare([], []) == []
+    apart = [
+        turn("steps/1B/I/O-bound", 0, active=answer(2.0, 100, 50)),
+        turn("steps/1B/I/O-bound", 0, memory=answer(1)),
+    ]
+    assert compare(apart, rows_of(apart)) == []
 
 
 def test_each_figure_of_the_paper_has_a_page(tmp_path: Path) -> None:
@@ -191,6 +199,7 @@ def test_a_bound_that_is_too_small_is_refused(tmp_path: Path) -> None:
 def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["offload", "--part", "all"]) != 0
     assert main(["offload", "--tail", "9B", "--results", str(tmp_path / "none.jsonl")]) != 0
+    assert main(["offload", "--way", "none", "--results", str(tmp_path / "none.jsonl")]) != 0
     assert main(["offload", "--batch", "large", "--results", str(tmp_path / "none.jsonl")]) != 0
     assert main(["offload", "--part", "aside", "--folder", str(tmp_path / "none")]) != 0
     error = capsys.readouterr().err
@@ -198,6 +207,7 @@ def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: P
         "--part all" in error
         and "--tail 9B" in error
         and "--batch large" in error
+        and "--way none" in error
         and "is not a folder" in error
     )
 
