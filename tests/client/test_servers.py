@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.client.transport import server_pool as servers_module
-from hapi.client.transport.server_pool import MAX_FAULTS, ServerPool, Stopped
+from hapi.client.transport.server_pool import MAX_FAULTS, Measured, ServerPool, Stopped
 from hapi.errors import (
     BusyError,
     ConflictError,
@@ -95,6 +95,33 @@ def test_the_least_busy_server_is_asked() -> None:
 
     pool.run(nested)
     assert sorted(inside[:3]) == sorted(inside[3:]) == ["0", "1", "2"]
+
+
+def test_a_slow_server_is_asked_less(clock: Clock) -> None:
+    """The first takes ten times as long as the second for features; for other requests that is not known."""
+    pool, asked = make_pool(2), list[str]()
+
+    def attempt(transport: Transport) -> None:
+        asked.append(transport.url)
+        clock.took += 10.0 if transport.url == "0" else 1.0
+
+    for _ in range(20):
+        pool.run(attempt, measured=Measured(4, lambda: 8))
+    assert asked == ["0", *["1"] * 19]
+    pool.run(attempt)
+    assert asked[-1] == "0"
+
+
+def test_a_failed_attempt_tells_no_speed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses(monkeypatch, 0.001)
+    pool = make_pool(1)
+
+    def plan(url: str, number: int) -> HapiError | None:
+        clock.took += 100.0 if number == 1 else 1.0
+        return BusyError("full") if number == 1 else None
+
+    pool.run(Attempts(plan), measured=Measured(4, lambda: 1))
+    assert pool._servers[0].sample_seconds(4) == pytest.approx(1.0, abs=0.5)
 
 
 @pytest.mark.parametrize(

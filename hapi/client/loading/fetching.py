@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.transport.server_pool import Stopped
+from hapi.client.transport.server_pool import Measured, Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
@@ -86,6 +86,7 @@ class Fetcher:
                 progress=lambda: part.next,
                 cancelled=self._closed.is_set,
                 resident=model.name if model is not None else "",
+                measured=Measured(part.batch.job.split, lambda: len(part.rows) - part.next),
             )
         except DeviceMemoryError:
             self.refused = part.batch.job.split

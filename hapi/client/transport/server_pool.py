@@ -1,5 +1,5 @@
-"""Several servers as one: pick the least busy healthy one or a content's provider, back off from a failing one, give up
-in the end.
+"""Several servers as one: pick the healthy one that answers first or a content's provider, back off from a failing one,
+give up in the end.
 
 Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hapi.client.transport.server_choice import Asked, ServerLoad, soonest
 from hapi.errors import (
     BusyError,
     DeadlineError,
@@ -46,17 +47,28 @@ MAX_RETRY_FACTOR = 10
 """Times the patience after which a request is given up even though the servers answer others."""
 LONGEST_WAIT = 0.2
 """Seconds between two looks whether a waiting request is still wanted."""
+_UNMEASURED = -1
+"""Kind of the requests whose times are not kept."""
 
 
-@dataclass(eq=False)
-class _Server:
+@dataclass(eq=False, kw_only=True)
+class _Server(ServerLoad):
     transport: Transport
     name: str
     """Its URL as all sides write it."""
-    in_flight: int = 0
     failures: int = 0
     well_at: float = 0.0
     """Monotonic time before which it is left alone."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A request whose time tells how fast a server is."""
+
+    kind: int
+    """Requests of one kind take as long for each sample; the split."""
+    samples: Callable[[], int]
+    """The samples that are still missing."""
 
 
 class Stopped(Exception):
@@ -72,7 +84,9 @@ class _Trouble:
     content: str
     """Content whose providers are asked first; empty for none."""
     busy_first: bool
-    """True when a less busy server is better than a provider."""
+    """True when a server that answers sooner is better than a provider."""
+    kind: int
+    """Kind of request, of :class:`Measured`."""
     error: HapiError | None = None
     since: float = 0.0
     """Monotonic time of the first failure."""
@@ -106,7 +120,7 @@ class ServerPool:
         """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
         if not transports:
             raise ValueError("a pool needs at least one server")
-        self._servers = [_Server(t, _name_of(t.url)) for t in transports]
+        self._servers = [_Server(transport=t, name=_name_of(t.url)) for t in transports]
         self._left: list[_Server] = []
         """Servers that are not asked any more."""
         self._retry_timeout = retry_timeout
@@ -161,6 +175,7 @@ class ServerPool:
         once: bool = False,
         provider_of: str = "",
         resident: str = "",
+        measured: Measured | None = None,
     ) -> T:
         """Return the result of ``attempt`` on some server; retryable errors are retried, others raised.
 
@@ -171,16 +186,18 @@ class ServerPool:
             only: URL of the one server to ask; None for any.
             once: raise a retryable error like any other.
             provider_of: content whose servers are asked in the order of :func:`hapi.wire.rendezvous.ranking`, so that
-                each server answers for few contents; empty: the least busy server.
-            resident: content that is better asked from its provider where several servers are equally free.
+                each server answers for few contents; empty: the server that is expected to answer first.
+            resident: content that is better asked from its provider where several servers would answer as soon.
+            measured: kind and samples of a request whose time is kept for the choice of servers; None: of another one.
 
         Raises:
             Stopped: the pool was closed, or ``cancelled`` returned True.
         """
-        trouble = _Trouble(only, provider_of or resident, busy_first=not provider_of)
+        kind = _UNMEASURED if measured is None else measured.kind
+        trouble = _Trouble(only, provider_of or resident, not provider_of, kind)
         while True:
             server = self._pick(trouble, cancelled)
-            before = progress()
+            before, asked = progress(), self._sent(server, measured)
             try:
                 result = attempt(server.transport)
             except HapiError as error:
@@ -188,7 +205,7 @@ class ServerPool:
                 if self._closed.is_set():
                     raise Stopped from None
                 if progress() != before:
-                    trouble = _Trouble(only, trouble.content, trouble.busy_first)
+                    trouble = _Trouble(only, trouble.content, trouble.busy_first, kind)
                 trouble.add(server, error)
                 if isinstance(error, TransportError):
                     self._check()
@@ -200,7 +217,7 @@ class ServerPool:
                 self._settle(server, None)
                 raise
             else:
-                self._settle(server, None, good=True)
+                self._settle(server, None, asked, good=True)
                 return result
 
     def _is_over(self, trouble: _Trouble) -> bool:
@@ -218,7 +235,7 @@ class ServerPool:
         return min(deadline, max(trouble.since, self._answered) + self._retry_timeout)
 
     def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
-        """The least busy server that is well, waiting for one if need be.
+        """The best server that is well, waiting for one if need be.
 
         Raises the last error when none will be well before patience ends.
         """
@@ -229,8 +246,8 @@ class ServerPool:
                     raise TransportError(f"{trouble.only}: it is not asked any more")
                 well = [s for s in candidates if s.well_at <= now]
                 if well:
-                    server = min(well, key=self._order(trouble))
-                    server.in_flight += 1
+                    server = self._best(well, trouble, now)
+                    server.begin()
                     return server
                 pause = min(s.well_at for s in candidates) - now
             if trouble.error is not None:
@@ -240,20 +257,23 @@ class ServerPool:
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
-    def _order(self, trouble: _Trouble) -> Callable[[_Server], tuple[bool, int, int]]:
-        """The order in which a request prefers the servers."""
+    def _best(self, well: Sequence[_Server], trouble: _Trouble, now: float) -> _Server:
+        """Return the one to ask: one that did not fail yet, by its answer's time and its place, or by its place."""
+        fresh = [server for server in well if id(server) not in trouble.tried] or well
         places: dict[str, int] = {}
         if trouble.content:
             names = {server.name for server in self._servers}
             places = {name: place for place, name in enumerate(ranking(names, trouble.content))}
+        if trouble.busy_first:
+            return min(soonest(fresh, trouble.kind, now), key=lambda s: (s.in_flight, places.get(s.name, 0)))
+        return min(fresh, key=lambda s: (places.get(s.name, 0), s.in_flight))
 
-        def order(server: _Server) -> tuple[bool, int, int]:
-            """Servers that failed come last; then by work and place, or by place and work."""
-            place = places.get(server.name, 0)
-            first, second = (server.in_flight, place) if trouble.busy_first else (place, server.in_flight)
-            return id(server) in trouble.tried, first, second
-
-        return order
+    def _sent(self, server: _Server, measured: Measured | None) -> Asked | None:
+        """Note when a request is sent whose time is kept."""
+        if measured is None:
+            return None
+        with self._lock:
+            return server.asked(measured.kind, measured.samples(), time.monotonic())
 
     def _report_outage(self, trouble: _Trouble, pause: float) -> None:
         """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
@@ -281,14 +301,19 @@ class ServerPool:
                 "no request gets through (%s); trying for up to %.0f s", trouble.error, self._retry_timeout
             )
 
-    def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
+    def _settle(
+        self, server: _Server, error: HapiError | None, asked: Asked | None = None, *, good: bool = False
+    ) -> None:
         with self._lock:
-            server.in_flight -= 1
+            now = time.monotonic()
+            server.end(now)
+            if asked is not None:
+                server.answered(asked, now)
             if good:
                 server.failures = 0
                 server.well_at = 0.0
                 self._outage_reported = False
-                self._answered = time.monotonic()
+                self._answered = now
             if error is None or not error.retryable:
                 return
             server.failures += 1
@@ -296,7 +321,7 @@ class ServerPool:
             pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
             if error.retry_after is not None:
                 pause = min(60.0, max(pause, error.retry_after))
-            server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
+            server.well_at = now + pause * self._jitter.uniform(0.75, 1.25)
 
     def received_bytes(self) -> int | None:
         """Bytes that have arrived on all connections so far, read or not; None where the system does not tell."""

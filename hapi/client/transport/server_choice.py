@@ -1,0 +1,100 @@
+"""Choice of the server whose answer is expected first: by requests in flight, and by the time that answers took.
+
+A server that takes requests one by one answers the ``k``-th of them after ``k`` times its time for one, so that an
+answer's seconds are divided by the requests that were in flight when it was asked. Prequal (Wydrowski et al., NSDI
+2024) instead asks the quickest of the servers that are not *hot*, that is, above a quantile of all requests in flight.
+Of the few servers of a list the quickest is never above that: it would get everything.
+
+Pure: it is told the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+FORGOTTEN = 0.3
+"""Share of what a server's times go by that one answer replaces."""
+AS_GOOD = 1.25
+"""Servers that are expected to take at most so many times as long as the first count as equal."""
+DOUBT_SECONDS = 10.0
+"""Seconds without a request in which half of what makes a server slower than the quickest is forgotten: it is asked
+again then, and may have become quick."""
+NEW = 0.5
+"""Share of the quickest server's time that one without an answer is expected to take: it is tried first."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request when it was sent, for :meth:`ServerLoad.answered`."""
+
+    kind: int
+    samples: int
+    at: float
+    in_flight: int
+    """Requests in flight at its server, with this one."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ServerLoad:
+    """One server's requests in flight, and how long its answers took."""
+
+    in_flight: int = 0
+    _idle_since: float = 0.0
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _samples: dict[int, float] = field(default_factory=dict)
+    """Sums over the last answers, by kind of request; older ones count less."""
+
+    def begin(self) -> None:
+        """Count a request in flight."""
+        self.in_flight += 1
+
+    def asked(self, kind: int, samples: int, now: float) -> Asked:
+        """Return the note of a request that is sent now, and was counted already."""
+        return Asked(kind, samples, now, self.in_flight)
+
+    def end(self, now: float) -> None:
+        """Count a request as over."""
+        self.in_flight -= 1
+        self._idle_since = now
+
+    def answered(self, asked: Asked, now: float) -> None:
+        """Learn from a whole answer."""
+        if asked.samples < 1:
+            return
+        for sums, value in (
+            (self._seconds, (now - asked.at) / asked.in_flight),
+            (self._samples, float(asked.samples)),
+        ):
+            sums[asked.kind] = (1 - FORGOTTEN) * sums.get(asked.kind, 0.0) + value
+
+    def sample_seconds(self, kind: int) -> float | None:
+        """Return the seconds for a sample of this kind when nothing else is in flight; None: not known yet."""
+        return self._seconds[kind] / self._samples[kind] if kind in self._samples else None
+
+    def expected(self, kind: int, quickest: float, now: float) -> float:
+        """Return the seconds in which a sample of another request would come.
+
+        Args:
+            kind: of request.
+            quickest: seconds for a sample of the quickest server.
+            now: monotonic time.
+        """
+        known = self.sample_seconds(kind)
+        excess = (NEW - 1) * quickest if known is None else known - quickest
+        if known is not None and not self.in_flight:
+            excess *= 0.5 ** ((now - self._idle_since) / DOUBT_SECONDS)
+        return (quickest + excess) * (self.in_flight + 1)
+
+
+Load = TypeVar("Load", bound=ServerLoad)
+
+
+def soonest(servers: Sequence[Load], kind: int, now: float) -> list[Load]:
+    """Return the servers that are expected to answer a request of ``kind`` first, all that are about equal."""
+    known = [seconds for server in servers if (seconds := server.sample_seconds(kind)) is not None]
+    quickest = min(known, default=1.0)
+    expected = {id(server): server.expected(kind, quickest, now) for server in servers}
+    smallest = min(expected.values())
+    return [server for server in servers if expected[id(server)] <= AS_GOOD * smallest]
