@@ -192,10 +192,12 @@ def _collected(store: ObjectStore, name: str, older_than: float, dry_run: bool) 
 
 
 def _collected_packs(store: ObjectStore, dry_run: bool) -> Removal:
+    notes: list[str] = []
     try:
-        return Removal("repository", "tensors of models", collect_packs(store, dry_run=dry_run))
+        gone = collect_packs(store, dry_run=dry_run, note=notes.append)
+        return Removal("repository", "tensors of models", gone, notes=tuple(notes))
     except (ConflictError, DataError) as error:
-        return Removal("repository", "tensors of models", notes=(str(error),))
+        return Removal("repository", "tensors of models", notes=(*notes, str(error)))
 
 
 def _delete(store: ObjectStore, found: Removal) -> None:

@@ -10,6 +10,7 @@ from hapi.repository.entries import TensorEntry
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import read_manifest, read_structure
 from hapi.repository.packs.lost import REMEDY
+from hapi.repository.stored import StoredModel
 from hapi.repository.versions import model_prefix, parse_reference, resolve, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
@@ -61,6 +62,10 @@ def verify_model(
     report.version = manifest.digest
     on_start(manifest)
     held = {key: _held_bytes(store, key) for key in manifest.packs}
+    if None in held.values():  # unless a collection has packed them anew meanwhile
+        manifest = read_manifest(store, address.name, version)
+        held = {key: _held_bytes(store, key) for key in manifest.packs}
+    stored = StoredModel(store, manifest)
     for key, nbytes in held.items():
         problem = _problem_of_size(manifest, key, nbytes)
         if problem is not None:
@@ -68,7 +73,7 @@ def verify_model(
     for entry in manifest.tensors.values():
         place = (entry.pack, entry.start, entry.digest)
         if entry.stop <= (held[entry.pack] or 0) and place not in verified:
-            if _digest(store, entry, report, on_progress) == entry.digest:
+            if _digest(stored, entry, report, on_progress) == entry.digest:
                 verified.add(place)
             else:
                 position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
@@ -103,12 +108,12 @@ def _problem_of_size(manifest: ModelManifest, key: str, held_bytes: int | None) 
     return f"has {held_bytes} bytes instead of {whole}; lost: {', '.join(lost[:_NAMED])}{more}"
 
 
-def _digest(store: ObjectStore, entry: TensorEntry, report: VerifyReport, on_progress: Progress) -> str:
+def _digest(stored: StoredModel, entry: TensorEntry, report: VerifyReport, on_progress: Progress) -> str:
     """Digest of a stored tensor, read piece by piece; the report and ``on_progress`` are told of each."""
     digest = ContentDigest()
     for start in range(entry.start, entry.stop, BLOCK_BYTES):
         block = memoryview(bytearray(min(BLOCK_BYTES, entry.stop - start)))
-        store.read_into(entry.pack, start, block)
+        stored.read_part(entry.name, start - entry.start, block)
         digest.update(block)
         report.size += len(block)
         on_progress(0, len(block))

@@ -1,4 +1,5 @@
-"""Names, versions and tags of pushed models. All are append-only, and each is one small object.
+"""Names, versions and tags of pushed models. All are append-only, and each is one small object. The places of a
+version's tensors alone may change, as a collection packs them anew.
 
     models/NAME/versions/00000001.json.gz  a version: the manifest of one push; half of its text is hexadecimal
     models/NAME/tags/TAG/00000001.json     a tag: the version that it names; the last one counts
@@ -23,6 +24,7 @@ import xxhash
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
 from hapi.store.base import DOCUMENT_BYTES, ObjectStore
+from hapi.store.locking.locks import Lease
 from hapi.wire.documents import check_int, parse_document
 from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model, check_name, check_tag
 
@@ -158,8 +160,8 @@ def add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
 
 
 @contextmanager
-def holding(store: ObjectStore, name: str) -> Iterator[None]:
-    """Keep versions and tags of ``name`` together during the block: none is removed while another is tagged.
+def holding(store: ObjectStore, name: str) -> Iterator[Lease]:
+    """Keep versions and tags of ``name`` together during the block: none is removed while another is tagged or moved.
 
     Pushes do not wait for it, since they only add versions.
 
@@ -170,13 +172,13 @@ def holding(store: ObjectStore, name: str) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(store.lock(f"{NAMES}/{check_name(name, 'model')}.lock"))
+                lease = stack.enter_context(store.lock(f"{NAMES}/{check_name(name, 'model')}.lock"))
                 break
             except ConflictError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_LOOK_SECONDS)
-        yield
+        yield lease
 
 
 def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:

@@ -16,6 +16,7 @@ from support.disks import small_disk
 from support.forked import ForkedProcess, environment
 
 from hapi.cli.main import main
+from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.packs.pushes import CONDEMNED, PUSHES
 from hapi.repository.verify import verify_model
@@ -120,9 +121,11 @@ def test_two_collections_beside_a_push_are_killed_at_random_moments(tmp_path: Pa
     killed = 0
     for turn in range(9):
         assert main(["push", checkpoint(tmp_path, 2, 3, 4), f"{store.url}/gone", "--quiet"]) == 0
-        assert (
-            main(["rm", f"{store.url}/gone", "--yes"]) == 0
-        )  # the push needs what the collections are to remove
+        large = range(10 + 3 * turn, 13 + 3 * turn)  # of which a third stays, and is packed anew
+        assert main(["push", checkpoint(tmp_path, *large), f"{store.url}/large", "--quiet"]) == 0
+        assert main(["push", checkpoint(tmp_path, 2, large[1]), f"{store.url}/part", "--quiet"]) == 0
+        # The push needs what the collections are to remove.
+        assert main(["rm", f"{store.url}/gone", f"{store.url}/large", "--yes"]) == 0
         new = ("push", checkpoint(tmp_path, 3, 4, 5), f"{store.url}/new", "--quiet")
         running = [start(*new), *(start("gc", store.url, "--yes") for _ in range(2))]
         time.sleep(rng.uniform(0, 0.4))
@@ -131,11 +134,13 @@ def test_two_collections_beside_a_push_are_killed_at_random_moments(tmp_path: Pa
         killed += running[turn % 3].returncode == -signal.SIGKILL
         for number, process in enumerate(running):
             assert process.returncode == 0 or number == turn % 3, ended[number]
-        check_whole(store, "kept", *(["new"] if running[0].returncode == 0 else []))
+        check_whole(store, "kept", "part", *(["new"] if running[0].returncode == 0 else []))
         assert main([*new]) == 0
         assert main(["gc", store.url, "--yes"]) == 0
-        check_whole(store, "kept", "new")
+        check_whole(store, "kept", "part", "new")
         assert collect_packs(store) == () and not store.exists(CONDEMNED) and not store.list_keys(PUSHES)
+        entry = open_model(store, "part").manifest.tensors[f"layer{large[1]}.weight"]
+        assert store.size(entry.pack) < 2 * SIZE
         assert main(["rm", f"{store.url}/new", "--yes"]) == 0
         assert main(["gc", store.url, "--yes"]) == 0
     assert killed

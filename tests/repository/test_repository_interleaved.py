@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from support.stores import DyingStore, Killed
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
+from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.packs.pushes import CONDEMNED, PUSHES
 from hapi.repository.push import SourceLayer, push_tensors
+from hapi.repository.stored import StoredModel
 from hapi.repository.verify import verify_model
-from hapi.repository.versions import model_names
+from hapi.repository.versions import list_versions, model_names
 from hapi.store.local import LocalStore
 
 LARGE = 300 << 10
@@ -24,6 +27,16 @@ OPERATIONS = (
     "put", "put_new", "put_over", "put_pieces", "get", "delete", "list", "list_keys", "list_names", "exists", "size",
     "read_into", "read_many",
 )  # fmt: skip
+NUMBERS = pytest.mark.parametrize(
+    "numbers",
+    [
+        (1, 3, 4),
+        (6, 7),
+        pytest.param((1, 3), marks=pytest.mark.slow),
+        pytest.param((3, 5), marks=pytest.mark.slow),
+    ],
+)
+"""Layers of a model that is pushed: some in a pack that goes, or in one that is packed anew."""
 MOST = 200
 """Operations that no push or collection here has."""
 
@@ -31,6 +44,7 @@ MOST = 200
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hapi.repository.push._COLLECTED_SECONDS", 0.0)
+    monkeypatch.setattr("hapi.repository.versions._WAIT_SECONDS", 0.0)
 
 
 class Standing:
@@ -69,11 +83,14 @@ def push_of(store: Any, name: str, *numbers: int) -> None:
 
 
 def with_garbage(folder: Path) -> LocalStore:
-    """A store with a model, and the packs of one that is gone."""
+    """A store with a model, the packs of one that is gone, and a pack of which a third is needed."""
     store = LocalStore(folder)
     push_of(store, "kept", 1, 2)
     push_of(store, "gone", 1, 3, 4)
+    push_of(store, "large", 6, 7, 8)
+    push_of(store, "part", 1, 7)
     remove_model(store, "gone")
+    remove_model(store, "large")
     return store
 
 
@@ -87,7 +104,7 @@ def check_whole(store: LocalStore, *names: str) -> None:
     assert collect_packs(store) == () and not store.exists(CONDEMNED) and not store.list_keys(PUSHES)
 
 
-@pytest.mark.parametrize("numbers", [(1, 3, 4), (1, 3), (3, 5)])
+@NUMBERS
 def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
     for before in range(MOST):
         store = with_garbage(tmp_path / str(before))
@@ -102,13 +119,13 @@ def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple
 
         standing = Standing(store, before, other)
         collect_packs(standing)  # type: ignore[arg-type]
-        check_whole(store, "kept", *(["new"] if any(done) else []))
+        check_whole(store, "kept", "part", *(["new"] if any(done) else []))
         if not standing.stood:
             return
     raise AssertionError
 
 
-@pytest.mark.parametrize("numbers", [(1, 3, 4), (1, 3), (3, 5)])
+@NUMBERS
 @pytest.mark.parametrize("removes", [False, True])
 def test_a_collection_at_each_operation_of_a_push(
     tmp_path: Path, numbers: tuple[int, ...], removes: bool
@@ -124,12 +141,41 @@ def test_a_collection_at_each_operation_of_a_push(
         standing = Standing(store, before, other)
         try:
             push_of(standing, "new", *numbers)
-            check_whole(store, "new")
+            check_whole(store, "part", "new")
         except (DataError, NotFoundError) as error:
             raise AssertionError(f"at operation {before}") from error
         if not standing.stood:
             return
     raise AssertionError
+
+
+def test_removals_and_loads_at_each_operation_of_a_collection(tmp_path: Path) -> None:
+    """A removed version stays removed, and who opened a model before reads it from where it is now."""
+    for before in range(MOST):
+        store = with_garbage(tmp_path / str(before))
+        push_of(store, "part", 2, 7)
+        opened, removed = open_model(store, "part@2"), list[bool]()
+
+        def other(
+            store: LocalStore = store, opened: StoredModel = opened, removed: list[bool] = removed
+        ) -> None:
+            check_reads(opened)
+            with suppress(ConflictError):  # the collection stands still while it holds the name
+                remove_model(store, "part@1")
+                removed.append(True)
+
+        standing = Standing(store, before, other)
+        collect_packs(standing)  # type: ignore[arg-type]
+        check_reads(opened)
+        assert list_versions(store, "part") == ([2] if any(removed) else [1, 2])
+        check_whole(store, "kept", "part")
+        if not standing.stood:
+            return
+    raise AssertionError
+
+
+def check_reads(opened: StoredModel) -> None:
+    assert {int(tensor[0]) for _, tensor in opened.read(opened.manifest.tensors)} == {2, 7}
 
 
 def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path) -> None:
@@ -145,5 +191,5 @@ def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Pat
                 assert "run it again" in str(error)
                 collect_packs(store)
                 push_of(store, "new", 1, 3, 4)
-            check_whole(store, "kept", "new")
+            check_whole(store, "kept", "part", "new")
     raise AssertionError

@@ -31,12 +31,20 @@ def checkpoint(folder: Path, *numbers: int) -> str:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two versions of a model, a tag on the first, and the packs of a model that is gone."""
+    """A store with versions, a tag, the packs of a model that is gone, and a pack of which a third is needed."""
     folder = tmp_path_factory.mktemp("prepared")
-    for name, numbers in (("m", (1, 2)), ("m", (1, 3)), ("gone", (1, 4, 5)), ("other", (2, 3))):
+    models = (
+        ("m", (1, 2)),
+        ("m", (1, 3)),
+        ("gone", (1, 4, 5)),
+        ("other", (2, 3)),
+        ("large", (6, 7, 8)),
+        ("part", (2, 7)),
+    )
+    for name, numbers in models:
         assert main(["push", checkpoint(folder, *numbers), f"{folder}/store/{name}", "--quiet"]) == 0
     assert main(["tag", f"{folder}/store/m@1", "best"]) == 0
-    assert main(["rm", f"{folder}/store/gone", "--yes"]) == 0
+    assert main(["rm", f"{folder}/store/gone", f"{folder}/store/large", "--yes"]) == 0
     return folder
 
 

@@ -4,15 +4,17 @@
     condemn   -- the others are named in the store, where pushes look
     look      -- pushes and versions once more: what somebody needs by now is spared
     remove    -- the others go; then nothing is condemned any more
+    repack    -- packs that are mostly dead are written anew (:mod:`hapi.repository.packs.repacking`), and go likewise
 
 One collection runs at a time. What a kill leaves condemned costs pushes of the same content its bytes once more, until
-the next collection. Brings no torch.
+the next collection.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hapi.errors import DataError, NotFoundError
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
@@ -35,14 +37,24 @@ from hapi.repository.versions import (
     version_key,
 )
 from hapi.store.base import ObjectInfo, ObjectStore
+from hapi.store.locking.locks import Lease
+from hapi.units import format_bytes
+
+if TYPE_CHECKING:
+    from hapi.repository.packs.repacking import Rewrite
 
 
-def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectInfo, ...]:
+def collect_packs(
+    store: ObjectStore, *, dry_run: bool = False, note: Callable[[str], None] = lambda line: None
+) -> tuple[ObjectInfo, ...]:
     """Remove the packs and structures that no version of a model and no running push needs.
+
+    Packs that are mostly dead are packed anew, and removed too.
 
     Args:
         store: the store.
         dry_run: change nothing.
+        note: told what is packed anew, in a line.
 
     Returns:
         The objects that went, or would go.
@@ -55,33 +67,89 @@ def collect_packs(store: ObjectStore, *, dry_run: bool = False) -> tuple[ObjectI
         store.clean_temporary(
             folder, alone=False
         )  # pushes write there; first, as the lock needs room on the disk
-    if dry_run or not (
-        any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, NAMES))) or store.exists(CONDEMNED)
-    ):
-        return tuple(_garbage(store, clean=False).values())
+    if not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, NAMES))) or store.exists(CONDEMNED)):
+        return ()
+    if dry_run:
+        going = _garbage(store, clean=False)
+        rewrites = _mostly_dead(store, going)
+        _tell(rewrites, "would be", note)
+        return (*going.values(), *(rewrite.old for rewrite in rewrites))
     with store.lock(COLLECTION) as lease:
         for folder in (NAMES, PUSHES):
             remove_dead_locks(store, folder)
-        going = _garbage(store, clean=True)
-        if going:
-            packs = sorted(pack_id(key) for key in going if is_pack(key))
-            structures = [key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key)]
-            store.put(CONDEMNED, json.dumps({"packs": packs, "structures": structures}).encode())
-            now = _garbage(store, clean=True)
-            going = {key: info for key, info in going.items() if key in now}
-        for key in going:
-            lease.check()
-            store.delete(key)
-        if store.exists(CONDEMNED):
-            lease.check()
-            store.delete(CONDEMNED)
+        gone = _remove_garbage(store, lease)
+        rewrites = _packed_anew(store, lease)
+        if rewrites:
+            _tell(rewrites, "were", note)
+            gone += _remove_garbage(store, lease)
+    return gone
+
+
+def _remove_garbage(store: ObjectStore, lease: Lease) -> tuple[ObjectInfo, ...]:
+    going = _garbage(store, clean=True)
+    if going:
+        packs = sorted(pack_id(key) for key in going if is_pack(key))
+        structures = [key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key)]
+        store.put(CONDEMNED, json.dumps({"packs": packs, "structures": structures}).encode())
+        now = _garbage(store, clean=True)
+        going = {key: info for key, info in going.items() if key in now}
+    for key in going:
+        lease.check()
+        store.delete(key)
+    if store.exists(CONDEMNED):
+        lease.check()
+        store.delete(CONDEMNED)
     return tuple(going.values())
+
+
+def _mostly_dead(store: ObjectStore, going: Collection[str]) -> list[Rewrite]:
+    """The packs to be packed anew, but those that are ``going`` or that running pushes need."""
+    packs = [info for info in store.list(PACKS) if is_pack(info.key) and info.key not in going]
+    if not packs:
+        return []
+    from hapi.repository.packs.repacking import find_rewrites  # brings torch
+
+    documents = [document for _, _, document in _documents(store)]
+    return find_rewrites(store, packs, documents, needed_by_pushes(store, clean=False).packs)
+
+
+def _packed_anew(store: ObjectStore, lease: Lease) -> list[Rewrite]:
+    rewrites = _mostly_dead(store, ())
+    if not rewrites:
+        return []
+    from hapi.repository.packs.repacking import move_versions, write_pack  # brings torch
+
+    done = []
+    for rewrite in rewrites:
+        lease.check()
+        if write_pack(store, rewrite):
+            done.append(rewrite)
+    move_versions(store, _documents(store), done, lease)
+    return done
+
+
+def _tell(rewrites: Sequence[Rewrite], verb: str, note: Callable[[str], None]) -> None:
+    if rewrites:
+        before, after = sum(r.old.size for r in rewrites), sum(r.size for r in rewrites)
+        note(
+            f"{len(rewrites)} packs of {format_bytes(before)}, more than half of it dead, {verb} packed anew in "
+            f"{format_bytes(after)}"
+        )
 
 
 def needed_by_models(store: ObjectStore) -> Needed:
     """Return what all versions of all models need; :class:`DataError` if one cannot be read."""
     packs: set[str] = set()
     structures: set[str] = set()
+    for _, key, document in _documents(store):
+        where = f"{store.url}/{key}"
+        structures.add(_text(document, "structure", where))
+        packs |= set(_texts(document, "packs", where))
+    return Needed(frozenset(packs), frozenset(structures))
+
+
+def _documents(store: ObjectStore) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Name, key and document of each version of all models; :class:`DataError` for one that cannot be read."""
     for name in model_names(store):
         for version in list_versions(store, name):
             key = version_key(name, version)
@@ -89,12 +157,9 @@ def needed_by_models(store: ObjectStore) -> Needed:
                 document = read_document(store, key)
             except NotFoundError:
                 continue  # removed since the listing
-            where = f"{store.url}/{key}"
             if document.get("checksum") != document_checksum(document):
-                raise _unreadable(where)
-            structures.add(_text(document, "structure", where))
-            packs |= set(_texts(document, "packs", where))
-    return Needed(frozenset(packs), frozenset(structures))
+                raise _unreadable(f"{store.url}/{key}")
+            yield name, key, document
 
 
 def _garbage(store: ObjectStore, *, clean: bool) -> Mapping[str, ObjectInfo]:

@@ -113,15 +113,30 @@ def read_heads(store: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]
     return heads | (_read(store, longer) if longer else {})
 
 
+def tensor_digest(name: str) -> str:
+    """Return the digest of the tensor of this name in a pack; an empty text for padding."""
+    found = _TENSOR.fullmatch(name)
+    return "" if found is None else found[4]
+
+
 def tensor_ranges(header: bytes) -> dict[str, tuple[int, int]]:
     """Return the first byte in the file of each tensor by name, and the one after its last; none if unreadable."""
+    return {name: (start, stop) for name, (start, stop, _) in header_tensors(header).items()}
+
+
+def header_tensors(header: bytes) -> dict[str, tuple[int, int, tuple[str, list[int]]]]:
+    """Return what :func:`tensor_ranges` does, and for each tensor its type, as the format calls it, and its shape."""
     length = _header_bytes(header)
+    found = {}
     try:
-        document = parse_document(header[8:length])
-        offsets = {name: entry["data_offsets"] for name, entry in document.items() if name != "__metadata__"}
-        return {name: (length + int(start), length + int(stop)) for name, (start, stop) in offsets.items()}
+        for name, entry in parse_document(header[8:length]).items():
+            if name != "__metadata__":
+                start, stop = entry["data_offsets"]
+                form = str(entry["dtype"]), list(entry["shape"])
+                found[name] = (length + int(start), length + int(stop), form)
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+    return found
 
 
 def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:

@@ -176,11 +176,16 @@ def _pack(group: Sequence[tuple[str, HashedTensor]]) -> PackPlan:
     for name, tensor in group:
         gap = -start % ALIGNMENT
         if gap and tensor.source.nbytes >= ALIGNED_BYTES:
-            padded.append((f"{_PADDING}{len(padded)}", _padding(gap)))
+            padded.append((padding_name(len(padded)), _padding(gap)))
             start += gap
         padded.append((name, tensor))
         start += tensor.source.nbytes
     return PackPlan(tuple(name for name, _ in padded), tuple(tensor for _, tensor in padded))
+
+
+def padding_name(number: int) -> str:
+    """Return the name of padding that is tensor ``number`` of its pack."""
+    return f"{_PADDING}{number}"
 
 
 def is_padding(name: str) -> bool:
