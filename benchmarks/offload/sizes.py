@@ -51,9 +51,16 @@ def find_sizes(settings: OffloadSettings, folder: Path | None, results: Results,
             memory_cap(int(cell.cap)) as cap,
             tempfile.TemporaryDirectory(prefix="hapi-offload-", dir=folder) as made,
         ):
-            limit = int(0.9 * shutil.disk_usage(made).free / (_DISK_BYTES * BLOCK_PARAMETERS))
+            room = 0.9 * shutil.disk_usage(made).free / _DISK_BYTES if cell.way in OFFLOADED else cell.cap
+            limit = int(room / BLOCK_PARAMETERS)
             trials = _Trials(cell, cap, Path(made), settings, tell)
             largest = largest_that(trials.fits, limit, _guess(cell))
+            if largest == limit:
+                why = f"{limit} blocks, the most that the disk has room for, train in {cell.cap / 1e9:g} GB"
+                results.add(
+                    {"kind": "left out", "group": f"size/batch of {cell.rows}", "way": cell.way, "why": why}
+                )
+                continue
             record = {"kind": "size", **asdict(cell), "how": cap.how, "blocks": largest}
             results.add({**record, "parameters": largest * BLOCK_PARAMETERS, "trials": trials.found})
 

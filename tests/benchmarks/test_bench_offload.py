@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,18 @@ def test_the_rate_of_several_drives_is_that_of_all(tmp_path: Path) -> None:
 def test_a_bound_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="600 MB at least"):
         find_sizes(OffloadSettings(caps=(1e6,)), tmp_path, Results(tmp_path / "found.jsonl", {}), print)
+
+
+def test_a_size_that_the_disk_bounds_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    settings = OffloadSettings(caps=(1e9,), ways=(ACTIVE,), quick=True)
+    results = Results(tmp_path / "found.jsonl", {})
+    find_sizes(settings, tmp_path, results, print)
+    assert sizes_of(results.records) == []
+    assert left_out(results.records) == [
+        "size/batch of 8, Hapi, active: 0 blocks, the most that the disk has room for, train in 1 GB"
+    ]
 
 
 def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
