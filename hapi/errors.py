@@ -229,6 +229,12 @@ class HostBudgetError(DeviceMemoryError):
     slug, title = "host-budget", "Does not fit the server's memory"
 
 
+class OtherRankError(HapiError):
+    """Another process of this training has ended, so this one cannot go on; the other one says why."""
+
+    slug, title, on_wire = "other-rank", "Another rank has ended", False
+
+
 class DivergedError(HapiError):
     """Training left the finite numbers at step ``batch`` of ``epoch``; its state is not saved."""
 

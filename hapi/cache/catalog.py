@@ -202,6 +202,11 @@ class Catalogue:
                 self._written.close()
                 self._written = None
 
+    def refresh(self) -> None:
+        """Take in what other processes have written until now, whenever the last look was."""
+        with self._lock:
+            self._rescan()
+
     def __contains__(self, number: int) -> bool:
         return number in self._segments
 

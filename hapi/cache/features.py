@@ -97,6 +97,10 @@ class FeatureCache(Closing):
         """True while more features can be kept, as far as is known."""
         return self._records.admits or not self._memory.full
 
+    def refresh(self) -> None:
+        """Take in what other processes have kept until now."""
+        self._records.refresh()
+
     def held(self, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are cached; bool [n]."""
         held = self._memory.held(ids)

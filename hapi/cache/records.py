@@ -151,6 +151,11 @@ class RecordCache(Closing):
         self._attach_if_there()
         return self._catalogue.held(ids)
 
+    def refresh(self) -> None:
+        """Take in what other processes have written until now."""
+        self._attach_if_there()
+        self._catalogue.refresh()
+
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self.held(ids).mean()) if len(ids) else 0.0

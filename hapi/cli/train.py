@@ -15,6 +15,7 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.lines import print_parts, print_wrapped
 from hapi.cli.shared.pushing import check_push, push_best
+from hapi.cli.shared.ranks import along, as_launched, ranks_of, silent, train_along
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
@@ -25,10 +26,12 @@ from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.trace import Tracer
+from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from hapi.client.joint.ranks import Ranks
     from hapi.client.session import Session
     from hapi.train.loggers.base import MetricLogger
     from hapi.train.settings import TrainingSettings, TrainSettings
@@ -60,7 +63,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-train``; returns the exit code."""
-    return run_command("hapi-train", lambda: _run(_parsed(argv)), goes_on=True)
+    return run_command("hapi-train", lambda: _begun(argv), goes_on=True)
+
+
+def _begun(argv: Sequence[str] | None) -> int:
+    launch = launched()
+    if launch is None or launch.rank == 0:
+        return _run(_parsed(argv), launch)
+    with silent():
+        return along(lambda: _along(_parsed(argv), launch), "hapi-train", launch)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,24 +79,46 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         return parser().parse_args(argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _loaded(args: argparse.Namespace, launch: Launch | None) -> tuple[Loaded[TrainSettings], str | None]:
+    """Return the settings, as ``launch`` has them, and the experiment file."""
     from hapi.train.settings import TrainSettings
 
     experiment, overrides = run_folder(settings_file(args, "experiment"), overrides_of(args, TrainSettings))
     loaded: Loaded[TrainSettings] = load(TrainSettings, experiment, overrides, os.environ, VARIABLES)
     loaded = as_kept(loaded)
+    return (
+        loaded if launch is None else replace(loaded, value=as_launched(loaded.value, launch))
+    ), experiment
+
+
+def _run(args: argparse.Namespace, launch: Launch | None) -> int:
+    loaded, experiment = _loaded(args, launch)
     if args.print_config:
         print_settings(loaded)
         return EXIT_OK
     with RunLog("hapi-train") as log:
         try:
-            return _train(loaded, experiment, log)
+            loaded = _ready(loaded)
+            with ranks_of(launch, loaded.value) as ranks, RunFiles(loaded, experiment, log) as files:
+                return _train_into(files, loaded, ranks)
         except HapiError as error:
             error.args = (loaded.as_given(str(error)),)
             raise
 
 
-def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -> int:
+def _along(args: argparse.Namespace, launch: Launch) -> int:
+    """Train as one of the other ranks, which print and write nothing."""
+    loaded, _ = _loaded(args, launch)
+    if args.print_config:
+        return EXIT_OK
+    loaded = _ready(loaded)
+    with ranks_of(launch, loaded.value) as ranks:
+        train_along(loaded.value, ranks)
+    return EXIT_OK
+
+
+def _ready(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
+    """Return the settings, checked, with those of what training begins from; the process is made ready for them."""
     from hapi.client.early_checks import check_names
 
     settings = loaded.value
@@ -99,11 +132,10 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -
         search_here()
     loaded = replace(loaded, value=started(settings, has_model="model" in loaded.origins))
     check_together(loaded)
-    with RunFiles(loaded, experiment, log) as files:
-        return _train_into(files, loaded)
+    return loaded
 
 
-def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
+def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks) -> int:
     with Leaving("hapi-train"):
         from hapi.client.session import Session
         from hapi.train.trainer import Trainer
@@ -115,8 +147,10 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
         tracer=tracer,
         optimizer_bytes=settings.optimizer_bytes,
         offload=settings.offload_terms,
+        ranks=ranks,
     ) as session:
         settings = files.begin(session.job_context.description.reference.name, settings.model)
+        ranks.gathered(settings.output)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
         trainer = Trainer(session, settings, [files.log_opener(settings), printer, *_loggers(settings)])
@@ -161,6 +195,12 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     from hapi.train.steps.settings import check_steps
 
     settings = loaded.value
+    if settings.trainers > 1:
+        raise UsageError(
+            f"--trainers {settings.trainers}: hapi-train averages no gradients between them, so each would train a "
+            f"model of its own; start torchrun --nproc-per-node {settings.trainers} hapi-train, where --bs is the "
+            "whole batch, or share epochs in a loop of your own over hapi.Session"
+        )
     check_steps(settings)
     if settings.checkpoint_path is None and settings.resume:
         raise UsageError(
@@ -212,7 +252,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         print_parts("from", training.init_from)
     print_parts(
         "data", description.reference.name, f"{format_count(len(job_context.training_ids))} samples",
-        description.label_form.summary, f"batch {settings.bs}",
+        description.label_form.summary, f"batch {settings.bs}{_shared(session)}",
         f"input {'x'.join(map(str, model.input_shape))}{augmented}",
     )  # fmt: skip
     rounding = job_context.wire_rounding
@@ -220,16 +260,22 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}", *rounded)
     if training.output is not None:
         print(f"run   {training.output}", flush=True)
-    order = job_context.order
-    if order.trainers > 1 or order.shuffle.group:
-        print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
+    if job_context.order.shuffle.group:
+        print(f"order {job_context.order.shuffle}", flush=True)
     for warning in _warnings(session, loaded.value):
         print_wrapped(f"note  {loaded.as_given(warning)}")
+
+
+def _shared(session: Session) -> str:
+    """How several ranks share a batch; nothing of one."""
+    part, ranks = session.job_context.order.part_size(session.settings.bs), session.ranks.size
+    return "" if ranks == 1 else f" ({part} on each of {ranks} ranks)"
 
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     """Warnings about settings that work, but are hardly intended."""
     from hapi.train.checkpoints.checkpoint_files import existing
+    from hapi.train.distributed.batch_norm import has_batch_norm
 
     settings, count = session.settings, len(session.job_context.training_ids)
     rounding = session.job_context.frozen.rounding
@@ -240,6 +286,11 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
         )
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+    if session.ranks.size > 1 and has_batch_norm(session.trained):
+        yield (
+            f"BatchNorm in the trained layers takes the statistics of each rank's part, of {settings.bs} samples over "
+            f"{session.ranks.size} ranks, so losses differ from those of one rank (--sync-batchnorm on GPUs)"
+        )
     if not training.init_from:
         yield from _random_weights(session)
     if settings.shuffle == "full" and session.job_context.description.prefers_chunks:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from hapi.client.early_checks import local_store
+from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
@@ -31,6 +32,8 @@ class Connected:
     store: str | None
     """Store to which this side may push weights; None when only the servers know it."""
     embedded: EmbeddedServer | None = None
+    embedded_pid: int | None = None
+    """Process of the embedded server, which another rank may have started; None without one."""
 
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
@@ -57,8 +60,10 @@ def _machine_at(servers: ServerPool, url: str) -> Any:
     return answer.get("machine") if isinstance(answer, dict) else None
 
 
-def connect(settings: SessionSettings, token: str | None) -> Connected:
+def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) -> Connected:
     """Return the servers of the settings, or an embedded one that is started when they name none.
+
+    The ranks of one machine share an embedded server, which the first of them starts.
 
     Raises:
         HapiError: the store has no dataset, or the embedded server does not start.
@@ -67,11 +72,26 @@ def connect(settings: SessionSettings, token: str | None) -> Connected:
         return over(settings, [_transport(settings, url, token) for url in settings.server], settings.store)
     folder = local_store(settings)
     store = settings.store or default_store() if folder is None else folder.url
-    embedded = _embed(settings, store)
+    started: list[EmbeddedServer] = []
+    processors = max(1, processor_count() // 2)
+    if settings.threads is None:
+        torch.set_num_threads(max(1, (processor_count() - processors) // ranks.local_size))
+
+    def start() -> tuple[str, str, int]:
+        """Start a server with half of the processors: threads of both tiers on all of them only fight."""
+        server = _embed(settings, store, processors)
+        started.append(server)
+        return server.url, server.token, server.pid
+
     try:
-        return over(settings, [_transport(settings, embedded.url, embedded.token)], store, embedded)
+        url, own_token, pid = ranks.shared(start)
+        embedded = started[0] if started else None
+        return replace(
+            over(settings, [_transport(settings, url, own_token)], store, embedded), embedded_pid=pid
+        )
     except BaseException:
-        embedded.close()
+        for server in started:
+            server.close()
         raise
 
 
@@ -99,12 +119,6 @@ def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTra
     )
 
 
-def _embed(settings: ModelSettings, store: str) -> EmbeddedServer:
-    """Start a server of this machine for ``store``, with half of the processors."""
+def _embed(settings: ModelSettings, store: str, threads: int) -> EmbeddedServer:
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
-    # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
-    processors = processor_count()
-    share = max(1, processors // 2)
-    if settings.threads is None:
-        torch.set_num_threads(max(1, processors - share))
-    return EmbeddedServer(store, allow_models=factories, threads=share)
+    return EmbeddedServer(store, allow_models=factories, threads=threads)

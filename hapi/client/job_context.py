@@ -16,6 +16,7 @@ from hapi.client.connect import Connected, connect, over, share_processors
 from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
 from hapi.client.early_checks import check_views
 from hapi.client.frozen_weights import FrozenWeights
+from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights, status_bytes
 from hapi.client.models import ClientModel, open_client_model
@@ -46,6 +47,8 @@ class JobContext:
     servers: ServerPool
     urls: list[str]
     embedded: EmbeddedServer | None
+    embedded_pid: int | None
+    """Process of the embedded server, also where another rank of this machine started it; None without one."""
     one_machine: bool
     """True when the servers run on this process's processors."""
     device: torch.device
@@ -165,11 +168,11 @@ class JobContext:
 
         0 without one, and where its layers are on a GPU.
         """
-        if self.embedded is None or self.device.type != "cpu":
+        if self.embedded_pid is None or self.device.type != "cpu":
             return 0
         model = self.model
         last = self.last_split if self.client_model.pushed is not None else len(model)
-        return status_bytes("RssAnon", str(self.embedded.pid)) + prefix_bytes(model, last)
+        return status_bytes("RssAnon", str(self.embedded_pid)) + prefix_bytes(model, last)
 
     def close(self) -> None:
         """End the embedded server, if there is one."""
@@ -183,6 +186,7 @@ def resolve_job(
     *,
     token: str | None = None,
     transports: Sequence[Transport] | None = None,
+    ranks: Ranks = ALONE,
 ) -> JobContext:
     """Connect, and decide everything that a session needs.
 
@@ -193,6 +197,7 @@ def resolve_job(
         device: of this side.
         token: the servers' bearer token; None for the settings' own.
         transports: replace the servers of the settings (tests, the loopback).
+        ranks: processes of this training.
 
     Raises:
         HapiError: the settings do not fit each other, the store or the servers; one line with the reason.
@@ -202,9 +207,11 @@ def resolve_job(
     cache = None if off else open_cache_folder(settings.cache_dir, settings.cache_size)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    connected = connect(settings, token) if transports is None else over(settings, transports, settings.store)
+    connected = (
+        connect(settings, token, ranks) if transports is None else over(settings, transports, settings.store)
+    )
     try:
-        job_context = _build_context(settings, connected, device, cache)
+        job_context = _build_context(settings, connected, device, cache, ranks)
         _load_weights(settings, job_context)
     except BaseException:
         connected.close()
@@ -213,11 +220,15 @@ def resolve_job(
 
 
 def _build_context(
-    settings: SessionSettings, connected: Connected, device: torch.device, cache: CacheFolder | None
+    settings: SessionSettings,
+    connected: Connected,
+    device: torch.device,
+    cache: CacheFolder | None,
+    ranks: Ranks,
 ) -> JobContext:
     servers = connected.servers
     description = choose_dataset(servers, settings.dataset)
-    order = order_of(settings, description)
+    order = replace(order_of(settings, description), rank=ranks.rank, ranks=ranks.size)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     shape = check_inputs(description, transform)
     model = open_client_model(
@@ -233,7 +244,9 @@ def _build_context(
         servers=servers,
         urls=connected.urls,
         embedded=connected.embedded,
-        one_machine=connected.embedded is not None or (strategy is not None and share_processors(servers)),
+        embedded_pid=connected.embedded_pid,
+        one_machine=connected.embedded_pid is not None
+        or (strategy is not None and share_processors(servers)),
         device=device,
         description=description,
         model=layered,

@@ -61,10 +61,15 @@ class MemoryBudget:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
 
-    def leave(self, taken: int) -> None:
-        """Plan with ``taken`` bytes less, which another process on this device takes; a user's limit stays."""
-        if not self.enforced and self.bytes is not None:
-            self.bytes = max(1, self.bytes - taken)
+    def leave(self, taken: int, sharers: int = 1) -> None:
+        """Leave what other processes of this machine take of a CPU's memory; a user's limit stays.
+
+        Args:
+            taken: bytes that another process takes.
+            sharers: processes like this one, which share what is left.
+        """
+        if not self.enforced and self.bytes is not None and self._device.type == "cpu":
+            self.bytes = max(1, (self.bytes - taken) // sharers)
 
     def begin(self) -> None:
         """Forget earlier use: the peak counts from now on."""

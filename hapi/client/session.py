@@ -27,12 +27,15 @@ from hapi.client.caching.keeping import Keeping
 from hapi.client.delivery.passes import Passes
 from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
+from hapi.client.joint.ranks import ALONE, Ranks
+from hapi.client.joint.shared_plan import PlannedTogether, SharedPlan
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.tried_codecs import TriedCodecs
 from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.cache_facts import CacheFacts
+from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_source import (
@@ -87,9 +90,13 @@ class Session(Closing):
         tracer: Tracer,
         optimizer_bytes: float,
         offload: OffloadTerms | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """See :meth:`open`, which makes ``job_context`` and ``budget`` from checked settings."""
         self.settings = settings
+        self.ranks = ranks
+        """Processes that train one model together."""
+        self._shared_plan = SharedPlan(ranks)
         self.job_context = job_context
         self.tracer = tracer
         self.device = job_context.device
@@ -156,6 +163,7 @@ class Session(Closing):
         optimizer_bytes: float = 2.0,
         offload: OffloadTerms | None = None,
         transports: Sequence[Transport] | None = None,
+        ranks: Ranks = ALONE,
     ) -> Session:
         """Check the settings, connect, choose dataset and model, and check that they fit.
 
@@ -168,6 +176,7 @@ class Session(Closing):
             offload: what the loop can put elsewhere (:func:`hapi.offload_training`), which it does as :attr:`offload`
                 says; None where all stays.
             transports: replace the servers of the settings.
+            ranks: processes that train one model together; each takes its part of every batch.
 
         Raises:
             HapiError: one line that says what does not fit. Nothing is left open then.
@@ -176,13 +185,13 @@ class Session(Closing):
         if transports is None:
             check_names(settings)
             token = read_token(settings.token_file) if token is None else token
-        device = resolve_device(settings.device, "--device")
+        device = ranks.device or resolve_device(settings.device, "--device")
         budget = MemoryBudget(settings.memory, device)
-        job_context = resolve_job(settings, device, token=token, transports=transports)
+        job_context = resolve_job(settings, device, token=token, transports=transports, ranks=ranks)
         try:
-            budget.leave(job_context.embedded_bytes())
+            budget.leave(job_context.embedded_bytes(), ranks.local_size)
             own = tracer or Tracer(enabled=False)
-            return cls(settings, job_context, budget, own, optimizer_bytes, offload)
+            return cls(settings, job_context, budget, own, optimizer_bytes, offload, ranks)
         except BaseException:
             job_context.servers.close()
             job_context.close()
@@ -221,7 +230,7 @@ class Session(Closing):
 
     def batch_ids(self, epoch: int) -> list[IntArray]:
         """Return the sample ids of every training batch of ``epoch``, in order: a pure function of order and
-        epoch.
+        epoch. With several ranks it has all their samples, of which :meth:`epoch` delivers this one's.
         """
         job_context, settings = self.job_context, self.settings
         order, known = job_context.order, self._ordered
@@ -259,7 +268,7 @@ class Session(Closing):
             HapiError: a whole pass did not deliver each of its samples exactly once, or a server or the store
                 failed.
         """
-        planned = self.batch_ids(epoch)
+        planned = list(map(self.job_context.order.part, self.batch_ids(epoch)))
         if not planned:
             raise UsageError(
                 "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
@@ -275,14 +284,28 @@ class Session(Closing):
         if planning is None:
             fixed = Fixed(self.job_context, self.split)
             return self._passes.deliver(fixed, start_batch, planned, epoch)
-        splits = Planned(self.job_context, planning, self._warm_up, epoch, len(planned))
+        splits = self._planned(planning, epoch, len(planned))
         return self._passes.deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (features, labels) of the validation samples, in ascending order of id."""
-        planned = list(batches(self.job_context.validation_ids, self.settings.bs))
+        """Yield (features, labels) of the validation samples, in ascending order of id.
+
+        With several ranks, those of this one's part of each of :meth:`validation_batches`.
+        """
+        planned = list(map(self.job_context.order.part, self.validation_batches()))
         fixed = Fixed(self.job_context, self.split, validation=True)
         return self._passes.deliver(fixed, 0, planned, 0, validation=True)
+
+    def _planned(self, planning: SplitController, epoch: int, count: int) -> Planned:
+        if self.ranks.size == 1:
+            return Planned(self.job_context, planning, self._warm_up, epoch, count)
+        return PlannedTogether(
+            self.job_context, planning, self._warm_up, epoch, count, shared=self._shared_plan
+        )
+
+    def validation_batches(self) -> list[IntArray]:
+        """Return the ids of each batch of validation samples."""
+        return list(batches(self.job_context.validation_ids, self.settings.bs))
 
     def _chooser(self) -> ReuseChooser | None:
         """The choice of what is kept; None where nothing can be, and time alone counts."""
@@ -292,7 +315,7 @@ class Session(Closing):
             return None
         facts = CacheFacts(
             ids=job_context.training_ids,
-            trainers=job_context.order.trainers,
+            trainers=job_context.order.processes,
             budget=0 if folder is None else folder.budget,
             memory_bytes=memory_bound(settings.cache_memory),
             samples=lambda: self.keeping.samples.get(job_context.description.reference),

@@ -123,7 +123,8 @@ class DataSettings:
         default="auto",
     )
     trainers: int = setting(
-        "trainers that share each epoch without overlap; --bs is of each. Averaging gradients is their own affair",
+        "trainers that share each epoch without overlap, for loops of your own, which average gradients; --bs is of "
+        "each. Under torchrun nothing is to be given",
         default=1,
         low=1,
         high=65536,

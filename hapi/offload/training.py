@@ -21,7 +21,7 @@ from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
 from hapi.offload.planner import StateTraffic
-from hapi.offload.shards import agree_on_step, shares_of, smallest
+from hapi.offload.shards import agree_on_step, rank_folder, shares_of, smallest
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
@@ -92,7 +92,7 @@ def offload_training(
     room = _room(memory, model)
     needed = sum(_bytes_in_memory(optimizer))
     rank, ranks = shares_of(model)
-    folders = [folder / f"rank{rank}" if ranks > 1 else folder for folder in _folders(disk)]
+    folders = [rank_folder(folder, rank, ranks) for folder in _folders(disk)]
     if room is None or needed <= room:
         log.info("states stay in memory: they, parameters and gradients take %s", format_bytes(needed))
         if room is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from hapi.client.joint.ranks import ALONE, Ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -17,9 +20,15 @@ class Interrupts:
 
     A second signal inside a deferred block raises at once. Outside the main thread it does nothing. A signal that
     this process was started to ignore (nohup) stays ignored.
+
+    With several ranks a signal only asks all of them to stop before the same step; one that comes seconds later raises.
     """
 
-    def __init__(self) -> None:
+    GROUPED_SECONDS = 5.0
+    """Seconds in which signals count as one: a terminal and torchrun both send them."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks, self._asked_at = ranks, 0.0
         self._deferring = False
         self._pending = False
         self._previous: dict[int, Any] = {}
@@ -49,6 +58,12 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ranks.size > 1:
+            now = time.monotonic()
+            self._asked_at = self._asked_at or now
+            if now - self._asked_at < self.GROUPED_SECONDS:
+                self._ranks.want_stop()
+                return
         if self._deferring and not self._pending:
             self._pending = True
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from hapi.client.loading.epoch_stats import PassReport
@@ -71,6 +71,21 @@ class Measured:
             stages=_added(self.stages, other.stages),
             cos_batch=max(self.cos_batch, other.cos_batch),
         )
+
+
+_OF_THE_FIRST = ("seconds", "network_seconds", "client_seconds", "stall_seconds")
+"""Counters of an epoch that pass on all ranks at the same time."""
+
+
+def of_all_ranks(found: Sequence[Measured]) -> Measured:
+    """Return one epoch's measurements on all ranks: sums of what they cost, and the first one's times.
+
+    Args:
+        found: measurements by rank.
+    """
+    first, total = found[0], sum(found[1:], found[0])
+    own = {name: first.counters[name] for name in _OF_THE_FIRST}
+    return replace(total, counters={**total.counters, **own}, splits=first.splits)
 
 
 def _added(first: Mapping[_Key, float], second: Mapping[_Key, float]) -> dict[_Key, float]:

@@ -33,6 +33,7 @@ def job_facts(session: Session, training: TrainingSettings) -> dict[str, Any]:
         "classes": list(job_context.description.classes),
         "batch_size": session.settings.bs,
         **job_context.order.identity(),
+        "ranks": session.ranks.size,
         "request_size": session.settings.request_size,
         "servers": job_context.urls,
         "device": str(session.device),

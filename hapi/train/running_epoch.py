@@ -9,7 +9,7 @@ from typing import Any
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.session import Session
 from hapi.profiler.reuse.facts import Prices
-from hapi.train.report import Measured, epoch_entry
+from hapi.train.report import Measured, epoch_entry, of_all_ranks
 
 
 class RunningEpoch:
@@ -48,7 +48,10 @@ class RunningEpoch:
         planning = self._session.planning
         if planning is None or first:
             return None
-        return planning.estimated_seconds(epoch, sum(map(len, self._session.batch_ids(epoch))))
+        part = self._session.job_context.order.part
+        return planning.estimated_seconds(
+            epoch, sum(len(part(ids)) for ids in self._session.batch_ids(epoch))
+        )
 
     @property
     def measured(self) -> Measured:
@@ -63,7 +66,7 @@ class RunningEpoch:
             samples: samples trained.
             figures: loss, accuracy and other results, by their names in the report.
         """
-        measured = self.measured
+        measured = of_all_ranks(self._session.ranks.gathered(self.measured))
         entry = epoch_entry(epoch, self._session.split, measured, samples=samples, figures=figures)
         # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
         planned = self._estimated if len(measured.splits) == 1 else None

@@ -97,14 +97,19 @@ class Trainer:
         """True once this run has claimed its checkpoint, and restored it where it goes on."""
         self.ended: dict[str, Any] = {"how": "running"}
         """Kind of the training's end, for the report."""
-        self.best = BestEpoch(settings.best) if settings.output else None
+        self.best = BestEpoch(settings.best) if settings.output and session.ranks.is_first else None
         """Layers of the best epoch; None without a folder for the model files."""
+        self._ranks = session.ranks
         save = self._save if settings.checkpoint_path else None
-        self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
+        self.keeper = Keeper(
+            save, settings.checkpoint_every, session.settings.patience, together=self._ranks.size > 1
+        )
         growth = LossGrowth(criterion.kind, len(criterion.classes))
         self._finite = Finite(self.trained, self.optimizer, growth)
         self._running = RunningEpoch(session)
         self._changes = Changes()
+        self._states: tuple[tuple[int, int], Mapping[str, checkpoint.Part]] | None = None
+        """What all ranks contributed to the checkpoint at a position."""
         self._earlier = Totals()
         """Costs of the processes before this one."""
         self._keep = settings.keep
@@ -132,11 +137,11 @@ class Trainer:
         return report
 
     def _run(self) -> None:
-        path, folder = self.settings.checkpoint_path, self.settings.output
-        if folder is not None:
+        path, folder, writes = self.settings.checkpoint_path, self.settings.output, self._ranks.is_first
+        if folder is not None and writes:
             make_folder(folder, "--output")
-        place = checkpoint.claimed(path, self.settings.checkpoint_flag) if path else nullcontext()
-        with place, Interrupts() as interrupts:
+        place = checkpoint.claimed(path, self.settings.checkpoint_flag) if path and writes else nullcontext()
+        with place, Interrupts(self._ranks) as interrupts:
             if path and self.settings.resume:
                 self._resume(path)
             try:
@@ -178,7 +183,7 @@ class Trainer:
         write_model(path, whole_state(job, trained), card_of(job, entry))
 
     def _write_models(self) -> None:
-        if self.settings.output is not None and self.epochs:
+        if self.settings.output is not None and self.epochs and self._ranks.is_first:
             folder = Path(self.settings.output)
             self.save_model(folder / MODEL_FILE)
             self.save_model(folder / BEST_FILE, best=True)
@@ -232,6 +237,7 @@ class Trainer:
 
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch
+        self._ranks.settle(now=True)
         planned = self.session.batch_ids(epoch)
         self._callbacks.epoch_started(epoch, len(planned), first)
         self.trained.train()
@@ -240,6 +246,7 @@ class Trainer:
             for features, labels in stream:
                 self._running.stepping(epoch, first)
                 self._finite.check_loss()  # of the step before, which the session has waited for
+                self._ranks.settle()
                 with interrupts.deferred():
                     self._torn = True
                     done = self._take_step(features, labels)
@@ -297,9 +304,12 @@ class Trainer:
         """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
         self._finite.check_state(*self._position)
         self.session.keeping.flush()
+        parts = self._collected()
+        if not self._ranks.is_first:
+            return
         checkpoint.save(
             str(self.settings.checkpoint_path),
-            parts=self._parts(),
+            parts=parts,
             progress=replace(self.progress, measured=self._running.measured),
             identity=self._identity(),
             epochs=self.epochs,
@@ -309,7 +319,17 @@ class Trainer:
             settings=settings_to_keep(self.session.settings, self.settings),
             keep=self._keep,
         )
+        self._states = None
         self._keep = self.settings.keep
+
+    def _collected(self) -> Mapping[str, checkpoint.Part]:
+        """Parts to save; with several ranks their states, to which all contribute, once for each position."""
+        if self._ranks.size == 1:
+            return self._parts()
+        if self._states is None or self._states[0] != self._position:
+            states = {name: checkpoint.KeptState(part.state_dict()) for name, part in self._parts().items()}
+            self._states = self._position, states
+        return self._states[1]
 
     def _parts(self) -> dict[str, checkpoint.Part]:
         """Parts of the training that have a state, by their names in the checkpoint."""

@@ -149,12 +149,15 @@ class SplitController:
         """True when profiling batches are under way or to come."""
         return self._profiling.left or self._profiling.under_way
 
-    def begin_pass(self, epoch: int, batches: int) -> None:
-        """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later."""
+    def begin_pass(self, epoch: int, batches: int, *, profiles: bool = True) -> None:
+        """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later.
+
+        Without ``profiles`` the plan comes from elsewhere (:meth:`restore`).
+        """
         self._last_done = time.monotonic()
         self._reopen()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
-        if due and not self._profiling.left:
+        if profiles and due and not self._profiling.left:
             with self._lock:
                 self._profiling.begin(
                     schedule(self.strategy, self._late, self._range.splits, batches, self._profile_batches),

@@ -56,6 +56,21 @@ class Part(Protocol):
         """Take over a state; any exception refuses it."""
 
 
+@dataclass(frozen=True, eq=False)
+class KeptState:
+    """A state that was taken before it is saved."""
+
+    state: Any
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        return self.state
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Refuse: it is only there to be saved."""
+        raise TypeError("a state that was taken cannot be replaced")
+
+
 OPTIONAL = ("best",)
 """Parts that a checkpoint may be without, because they do not change what is trained."""
 

@@ -26,14 +26,23 @@ class Keeper:
     LAST_SECONDS = 60.0
     """Longest time of the tries at the end."""
 
-    def __init__(self, write: Callable[[], None] | None, every: int | None, retry_timeout: float) -> None:
+    def __init__(
+        self,
+        write: Callable[[], None] | None,
+        every: int | None,
+        retry_timeout: float,
+        *,
+        together: bool = False,
+    ) -> None:
         """Begin with no checkpoint written.
 
         Args:
             write: writes a checkpoint; raises :class:`HapiError` when it fails. None: nothing is saved.
             every: batches between two checkpoints inside an epoch; None for one at each epoch's end.
             retry_timeout: seconds of the tries at the end.
+            together: other ranks take part in each checkpoint, so none comes earlier after a failure.
         """
+        self._together = together
         self._write, self._every = write, every
         self._retry_timeout = min(retry_timeout, self.LAST_SECONDS)
         self.saved: Position | None = None
@@ -47,7 +56,8 @@ class Keeper:
     def step(self, position: Position) -> None:
         """Note that a step ended and ``position`` comes next."""
         regular = bool(self._every) and position[1] % (self._every or 1) == 0
-        if (regular or self._failures) and time.monotonic() >= self._again_at:
+        due = (regular or self._failures) and time.monotonic() >= self._again_at
+        if regular if self._together else due:
             self._try(position)
 
     def epoch(self, position: Position) -> None:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hapi.client.joint.ranks import Ranks
+from hapi.data.epoch_order import part_size
 from hapi.train.objective.criterion import Criterion
 from hapi.train.objective.mixing import Targets
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """Results of a training batch, of all ranks."""
+
+    loss: torch.Tensor
+    """Mean over the batch, a scalar without gradient."""
+    right: torch.Tensor
+    """Predictions that are right, a scalar of whole numbers."""
+    samples: int
+    factor: torch.Tensor | None
+    """What the loss of this rank's part is multiplied by before backward, whose gradients are then averaged over the
+    ranks; None where it is the whole batch.
+    """
+    mean_weight: torch.Tensor | None
+    """Mean of the weights that the loss is divided by; None when it is divided by the number of samples."""
 
 
 class Objective:
@@ -47,23 +67,41 @@ class Objective:
         """
         return self.criterion.value(outputs, targets)
 
-    def mean_weight(self, targets: Targets) -> torch.Tensor | None:
-        """Return the mean over the batch of the weights that :meth:`loss` divides by; None when it divides by the
-        number of samples.
-        """
-        return self.criterion.loss.mean_weight(targets.own)
-
-    def note(self, outputs: torch.Tensor, targets: Targets, loss: torch.Tensor) -> None:
-        """Add a batch to the sums.
+    def result(
+        self, outputs: torch.Tensor, targets: Targets, loss: torch.Tensor, samples: int, ranks: Ranks
+    ) -> BatchResult:
+        """Return the result of a whole batch from that of this rank's part.
 
         Args:
             outputs: of the network, [B, k].
             targets: from :meth:`batch_of`.
             loss: from :meth:`loss`.
+            samples: of the whole batch.
+            ranks: that have its parts.
         """
-        self._loss_sum += loss.detach().double() * len(outputs)
-        self._correct += self.criterion.right(outputs, targets)
-        self.samples += len(outputs)
+        weight, right = self.criterion.loss.mean_weight(targets.own), self.criterion.right(outputs, targets)
+        loss = loss.detach()
+        if ranks.size == 1:
+            return BatchResult(loss, right, samples, None, weight)
+        count = part_size(samples, ranks.rank, ranks.size)
+        own = loss.new_tensor(count, dtype=torch.float64) * (1.0 if weight is None else weight.double())
+        parts = torch.stack([own, own * loss.double(), (right * bool(count)).double()])
+        if not count:  # a sample of another rank, whose loss may be anything
+            parts = torch.zeros_like(parts)
+        total, loss_sum, all_right = ranks.summed(parts)
+        return BatchResult(
+            loss=(loss_sum / total).to(loss.dtype),
+            right=all_right.round().long(),
+            samples=samples,
+            factor=(own * ranks.size / total).to(loss.dtype),
+            mean_weight=None if weight is None else (total / samples).to(weight.dtype),
+        )
+
+    def note(self, result: BatchResult) -> None:
+        """Add a batch, of all ranks, to the sums."""
+        self._loss_sum += result.loss.double() * result.samples
+        self._correct += result.right
+        self.samples += result.samples
 
     def figures(self) -> dict[str, float | None]:
         """Return the means over the noted samples by name, for the report; a regression has no accuracy."""

@@ -93,11 +93,13 @@ def validate(
     if not len(ids):
         return {}
     found = Validation(criterion.kind, criterion.classes, criterion.loss, criterion.metrics, len(ids))
+    ranks = session.ranks
+    ranks.equalise(module)
     module.eval()
     with torch.no_grad():
-        for features, labels in session.validation():
-            done = found.scores.samples
-            found.update(ids[done : done + len(labels)].tolist(), precision.outputs(module, features), labels)
+        for batch, (features, labels) in zip(session.validation_batches(), session.validation(), strict=True):
+            outputs = precision.outputs(module, features)
+            found.update(batch.tolist(), ranks.rows(outputs, len(batch)), ranks.rows(labels, len(batch)))
     module.train()
     return {
         "validation_loss": found.loss,

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hapi.client.session import Session
 from hapi.errors import DeviceMemoryError, UnprocessableError
 from hapi.models.devices import seed_generators
 from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.process.memory_errors import is_out_of_memory
+from hapi.train.distributed.batch_norm import synchronise
+from hapi.train.distributed.group import is_lost_rank, lost_rank
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation
 from hapi.train.steps.clipping import Clipping
@@ -24,11 +27,12 @@ from hapi.train.steps.settings import AllStepSettings, schedule_of
 from hapi.train.steps.update_spread import UpdateSpread
 
 
-def step_seed(seed: int, epoch: int, batch: int) -> int:
-    """Return the seed of torch's generator before a step; independent of earlier steps, a resume and the
-    split.
+def step_seed(seed: int, epoch: int, batch: int, rank: int = 0) -> int:
+    """Return the seed of torch's generator before a step; independent of earlier steps, a resume and the split.
+
+    Ranks draw for samples of their own, and differently.
     """
-    return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
+    return (((seed * 1_000_003 + epoch) * 1_000_003 + batch) + rank * 0x9E3779B97F4A7C15) % (1 << 63)
 
 
 class GradientStep:
@@ -45,18 +49,22 @@ class GradientStep:
         Raises:
             UsageError: settings that do not fit the model, the device or the length of the training.
         """
-        self._session, self._objective = session, objective
+        self._session, self._objective, self._ranks = session, objective, session.ranks
         self.trained, device = session.trained, session.device
+        if settings.sync_batchnorm:
+            synchronise(self.trained, session.ranks)
         head = head_names(session.job_context.model)
         self.optimizer = make_optimizer(settings, self.trained, head)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        sizes = [len(ids) for ids in session.batch_ids(0)]  # those of all epochs
-        self._accumulation = Accumulation(sizes, settings.accumulate)
+        self._sizes = [len(ids) for ids in session.batch_ids(0)]  # those of all epochs
+        self._accumulation = Accumulation(self._sizes, settings.accumulate)
         self._schedule = schedule_of(settings, session.settings.epochs, self._accumulation.steps_per_epoch)
         self.precision = Precision(settings.precision, device)
         self._clipping = None if settings.clip_norm is None else Clipping(settings.clip_norm, device)
         self._average = None if settings.ema is None else MovingAverage(self.trained, settings.ema)
         self._spread = UpdateSpread(session.meter, device, settings.accumulate)
+        self.module = self._ranks.wrapped(self.trained)
+        """The trained layers, whose backward averages gradients over the ranks."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -78,23 +86,36 @@ class GradientStep:
             DeviceMemoryError: the step does not fit the memory.
             UnprocessableError: BatchNorm has one value for each channel.
         """
-        seed_generators(self._session.device, step_seed(self._session.settings.seed, epoch, batch))
+        seed = step_seed(self._session.settings.seed, epoch, batch, self._ranks.rank)
+        seed_generators(self._session.device, seed)
         accumulation = self._accumulation
+        is_last = accumulation.ends(batch)
         with self._explained(batch, len(labels)):
-            inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
-            outputs = self.precision.outputs(self.trained, inputs)
-            loss = self._objective.loss(outputs, targets)
-            if accumulation.begins(batch):
-                self.optimizer.zero_grad(set_to_none=True)
-                accumulation.is_open = True
-            self._set_rates(accumulation.step(epoch, batch))
-            self.precision.backward(accumulation.weighed(loss, batch, self._objective.mean_weight(targets)))
-            is_last = accumulation.ends(batch)
+            with self._reduced(is_last):
+                inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
+                outputs = self.precision.outputs(self.module, inputs)
+                loss = self._objective.loss(outputs, targets)
+                result = self._objective.result(outputs, targets, loss, self._sizes[batch], self._ranks)
+                if accumulation.begins(batch):
+                    self.optimizer.zero_grad(set_to_none=True)
+                    accumulation.is_open = True
+                self._set_rates(accumulation.step(epoch, batch))
+                own = loss if result.factor is None else loss * result.factor
+                self.precision.backward(accumulation.weighed(own, batch, result.mean_weight))
             with self._spread.batch(is_last):
                 if is_last:
                     self._update()
-        self._objective.note(outputs, targets, loss)
-        return loss.detach()
+        self._objective.note(result)
+        return result.loss
+
+    @contextmanager
+    def _reduced(self, is_last: bool) -> Iterator[None]:
+        """Average gradients over the ranks in the last batch of an accumulation only: the sums are the same."""
+        if is_last or not isinstance(self.module, DistributedDataParallel):
+            yield
+        else:
+            with self.module.no_sync():
+                yield
 
     def _set_rates(self, step: int) -> None:
         """Set the learning rates before backward, within which an offloaded optimiser works ahead."""
@@ -157,9 +178,14 @@ class GradientStep:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients so far, read back where they are on a disk."""
+        """Gradients so far, read back where they are on a disk; averaged over the ranks."""
         found = {n: p.grad for n, p in self.trained.named_parameters() if p.grad is not None}
-        return {n: g.clone() if isinstance(g, OffloadedGradient) else g for n, g in found.items()}
+        own = {n: g.clone() if isinstance(g, OffloadedGradient) else g for n, g in found.items()}
+        if self._ranks.size == 1:
+            return own
+        return {
+            n: (self._ranks.summed(g.flatten()) / self._ranks.size).reshape(g.shape) for n, g in own.items()
+        }
 
     @contextmanager
     def _explained(self, batch: int, samples: int) -> Iterator[None]:
@@ -167,6 +193,8 @@ class GradientStep:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
+            if self._ranks.size > 1 and is_lost_rank(error):
+                raise lost_rank(error) from None
             if not is_out_of_memory(error):
                 raise
             raise DeviceMemoryError(

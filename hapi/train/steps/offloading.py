@@ -11,6 +11,7 @@ from hapi.cache.disk_rates import measure_disk
 from hapi.client.session import Session
 from hapi.errors import UsageError
 from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.offload.shards import rank_folder, shares_of
 from hapi.offload.states.folder import discard
 from hapi.offload.training import offload_training
 from hapi.paths import user_cache_folder, user_path
@@ -40,8 +41,10 @@ class Offloading:
         self._price: OffloadPrice | None = None
         self._report: dict[str, Any] | None = None
         self._is_closed = False
+        needed = (choice for choice in session.ranks.gathered(session.offload) if choice and choice.is_needed)
+        choice = next(needed, session.offload)  # what one rank needs, all do
         if settings.offload == "auto":
-            self.where = "off" if session.offload is None else session.offload.where
+            self.where = "off" if choice is None else choice.where
         budget = session.budget.bytes
         room = "the memory" if budget is None else f"{format_bytes(budget)} of memory"
         size = "" if self._costs is None else f" of {format_bytes(self._costs.memory_without)}"
@@ -54,7 +57,7 @@ class Offloading:
             log.info("offload: %s", self.why)
             return
         self.why = f"asked for by --offload {settings.offload}"
-        if session.offload is not None and session.offload.is_needed:
+        if choice is not None and choice.is_needed:
             self.why = f"the training does not fit {room} with its {states}"
         folders = _folders(settings) if self.where == "disk" else []
         self._announce(folders)
@@ -84,13 +87,13 @@ class Offloading:
     def _put(self, step: GradientStep, folders: Sequence[Path]) -> None:
         for folder in folders:
             try:
-                discard(folder)
+                discard(rank_folder(folder, *shares_of(step.module)))
             except OSError as error:
                 raise UsageError(f"--offload-dir {folder}: {error.strerror}") from None
         largest = 1 if self._costs is None else self._costs.memory_without - 1
         budget = self._session.budget.bytes
         memory = max(1, largest if budget is None else min(budget, largest))
-        _, step.optimizer = offload_training(step.trained, step.optimizer, memory, list(folders) or None)
+        _, step.optimizer = offload_training(step.module, step.optimizer, memory, list(folders) or None)
         self._optimizer = step.optimizer
 
     def _announce(self, folders: Sequence[Path]) -> None:

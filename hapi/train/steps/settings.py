@@ -116,6 +116,10 @@ class StepSettings:
         low=1,
         high=1 << 31,
     )
+    sync_batchnorm: bool = setting(
+        "under torchrun: take BatchNorm's statistics over the whole batch, not each rank's part of it (GPUs only)",
+        default=False,
+    )
     min_improvement: float = setting(
         "difference that an epoch must exceed to count as better, for --early-stopping",
         default=0.0,

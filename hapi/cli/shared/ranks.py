@@ -1,0 +1,97 @@
+"""``hapi-train`` under torchrun: its ranks, of which the first one alone prints and writes files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hapi.cli.entry import EXIT_INTERRUPTED, Leaving
+from hapi.cli.shared.common import EXIT_FAILED, exit_code, tell
+from hapi.errors import HapiError, OtherRankError, UsageError
+from hapi.train.distributed.launch import Launch
+
+if TYPE_CHECKING:
+    from hapi.client.joint.ranks import Ranks
+    from hapi.train.settings import TrainSettings
+
+
+def as_launched(settings: TrainSettings, launch: Launch) -> TrainSettings:
+    """Return the settings of a rank: its own GPU, and going on from the checkpoint when torchrun started it again.
+
+    Raises:
+        UsageError: a batch does not suffice for all ranks, or all are to take one GPU.
+    """
+    if settings.bs < launch.size:
+        raise UsageError(f"--bs {settings.bs}: has fewer samples than the {launch.size} ranks that share it")
+    if settings.device.startswith("cuda:"):
+        raise UsageError(f"--device {settings.device}: every rank takes a GPU of its own; give cuda or auto")
+    goes_on = launch.restarts > 0 and settings.checkpoint_path is not None
+    return replace(settings, resume=settings.resume or goes_on)
+
+
+def ranks_of(launch: Launch | None, settings: TrainSettings) -> AbstractContextManager[Ranks]:
+    """Return the ranks of a training; one alone without a ``launch``.
+
+    Raises:
+        OtherRankError: the others do not come.
+    """
+    with Leaving("hapi-train"):
+        from hapi.client.joint.ranks import ALONE
+        from hapi.models.devices import resolve_device
+        from hapi.train.distributed.group import ProcessGroup
+
+    if launch is None:
+        return nullcontext(ALONE)
+    device = resolve_device(settings.device, "--device")
+    if device.type == "cuda":
+        device = resolve_device(f"cuda:{launch.local_rank}", "--device")
+    return ProcessGroup(launch, device)
+
+
+def train_along(settings: TrainSettings, ranks: Ranks) -> None:
+    """Train as a rank that writes no file.
+
+    Raises:
+        HapiError: as :meth:`hapi.Trainer.run`.
+    """
+    from hapi.client.session import Session
+    from hapi.train.trainer import Trainer
+
+    with Session.open(
+        settings,
+        optimizer_bytes=settings.optimizer_bytes,
+        offload=settings.offload_terms,
+        ranks=ranks,
+    ) as session:
+        output = ranks.gathered(settings.output)[0]
+        Trainer(session, replace(settings, output=output, save_profile=None)).run()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Print nothing but tracebacks, and what :func:`along` says."""
+    logging.getLogger("hapi").setLevel(logging.CRITICAL)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def along(body: Callable[[], int], program: str, launch: Launch) -> int:
+    """Return the exit code of ``body``; its own errors are one line with the rank.
+
+    Wrong settings are wrong on all ranks: the first one says so.
+    """
+    try:
+        return body()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OtherRankError:
+        return EXIT_FAILED
+    except HapiError as error:
+        if not isinstance(error, UsageError):
+            tell(program, f"rank {launch.rank}: error: {error}")
+        return exit_code(error)

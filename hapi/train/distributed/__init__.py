@@ -1,0 +1,1 @@
+"""One training by several processes: torchrun's environment, and what they exchange."""

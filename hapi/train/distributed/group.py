@@ -1,0 +1,193 @@
+"""The ranks of one training and what they exchange, by ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hapi.client.joint.ranks import Ranks, Shared
+from hapi.errors import HapiError, OtherRankError
+from hapi.train.distributed.launch import Launch
+
+_LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "timed out", "Timed out")
+"""Words of torch's errors when another rank has ended."""
+_STOP, _PLAN = 0, 1
+"""Places in the notes that go with every step's sums."""
+
+
+class ProcessGroup(Ranks):
+    """Several ranks, over gloo for host memory and NCCL between GPUs. A context manager.
+
+    Notes about interrupts and plans go with the sums of each step: a step needs one exchange beside the gradients'.
+    """
+
+    def __init__(self, launch: Launch, device: torch.device) -> None:
+        """Join the others; returns when all are there.
+
+        Args:
+            launch: this rank.
+            device: where its tensors are.
+
+        Raises:
+            OtherRankError: they do not come.
+        """
+        self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
+        self._node, self.device = launch.node, device
+        self._gpus = [device] if device.type == "cuda" else None
+        self._notes: torch.Tensor | None = None
+        """Notes of all ranks in the last step, on the device."""
+        self._wants_stop = False
+        self._plan: Any = None
+        self._plan_is_new = False
+        self._plans = 0
+        with _explained():
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the others."""
+        dist.destroy_process_group()
+
+    # -- values ----------------------------------------------------------------------------------------------
+
+    def shared(self, make: Callable[[], Shared]) -> Shared:
+        """See :meth:`Ranks.shared`."""
+        made: tuple[bool, Any] | None = None
+        failed: HapiError | None = None
+        if self.rank % self.local_size == 0:
+            try:
+                made = True, make()
+            except HapiError as error:
+                made, failed = (False, None), error
+        found = self.gathered((self._node, made))
+        if failed is not None:
+            raise failed
+        for node, of_node in found:
+            if node == self._node and of_node is not None:
+                if not of_node[0]:
+                    raise OtherRankError("the first rank of this machine failed")
+                value: Shared = of_node[1]
+                return value
+        raise OtherRankError("this machine has no first rank")
+
+    def gathered(self, value: Shared) -> list[Shared]:
+        """See :meth:`Ranks.gathered`; anything that can be pickled, between ranks of one job."""
+        found: list[Any] = [None] * self.size
+        with _explained():
+            dist.all_gather_object(found, value)
+        return found
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """See :meth:`Ranks.summed`; the notes of this rank go along."""
+        notes = torch.tensor([self._wants_stop, self._plan_is_new], dtype=values.dtype, device=values.device)
+        sums = torch.cat([values, notes])
+        with _explained():
+            dist.all_reduce(sums)
+        self._notes = sums[len(values) :]
+        return sums[: len(values)]
+
+    def rows(self, part: torch.Tensor, count: int) -> torch.Tensor:
+        """See :meth:`Ranks.rows`."""
+        sizes = [count * (rank + 1) // self.size - count * rank // self.size for rank in range(self.size)]
+        own = torch.zeros((max(sizes), *part.shape[1:]), dtype=part.dtype, device=part.device)
+        own[: sizes[self.rank]] = part[: sizes[self.rank]]
+        found = [torch.empty_like(own) for _ in sizes]
+        with _explained():
+            dist.all_gather(found, own)
+        return torch.cat([rows[:size] for rows, size in zip(found, sizes, strict=True)])
+
+    # -- layers ----------------------------------------------------------------------------------------------
+
+    def wrapped(self, module: nn.Module) -> nn.Module:
+        """See :meth:`Ranks.wrapped`."""
+        with _explained():
+            return DistributedDataParallel(module, device_ids=self._gpus)
+
+    def equalise(self, module: nn.Module) -> None:
+        """See :meth:`Ranks.equalise`."""
+        with _explained(), torch.no_grad():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
+    # -- notes -----------------------------------------------------------------------------------------------
+
+    def want_stop(self) -> None:
+        """Ask all ranks to stop before the same step."""
+        self._wants_stop = True
+
+    def publish(self, plan: Any) -> None:
+        """See :meth:`Ranks.publish`; the others have it after the next :meth:`settle`."""
+        self._plan, self._plan_is_new = plan, True
+
+    def published(self) -> tuple[int, Any]:
+        """See :meth:`Ranks.published`."""
+        return self._plans, self._plan
+
+    def settle(self, *, now: bool = False) -> None:
+        """Do together what a rank noted in the step before; called by all ranks between the same two steps.
+
+        Args:
+            now: exchange the notes first, where no step has carried them.
+
+        Raises:
+            KeyboardInterrupt: a rank was interrupted.
+        """
+        if now:
+            self.summed(torch.zeros(0, device=self.device))
+        if self._notes is None:
+            return
+        notes, self._notes = self._notes.tolist(), None
+        if notes[_PLAN]:
+            self._hand_on_plan()
+        if notes[_STOP]:
+            raise KeyboardInterrupt
+
+    def _hand_on_plan(self) -> None:
+        plans = [self._plan]
+        with _explained():
+            dist.broadcast_object_list(plans, 0)
+        self._plan, self._plan_is_new = plans[0], False
+        self._plans += 1
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Map torch's errors about ranks that have ended."""
+    try:
+        yield
+    except (RuntimeError, EOFError) as error:
+        if is_lost_rank(error):
+            raise OtherRankError(_ended(error)) from None
+        raise
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Return whether torch's ``error`` says that another rank has ended or is silent."""
+    known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
+    return isinstance(error, RuntimeError | EOFError) and known
+
+
+def lost_rank(error: BaseException) -> OtherRankError:
+    """Return what to raise in the place of torch's ``error``."""
+    return OtherRankError(_ended(error))
+
+
+def _ended(error: BaseException) -> str:
+    return (
+        f"another rank has ended or is silent ({str(error).splitlines()[0][:160]}); its own lines say why. "
+        "torchrun --max-restarts N with --output DIR goes on from the last checkpoint by itself"
+    )

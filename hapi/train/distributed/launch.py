@@ -1,0 +1,64 @@
+"""The environment that torchrun, and launchers like it, start each rank in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hapi.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A rank among those that were started together."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Number among the ranks of its machine."""
+    local_size: int
+    node: int
+    """Number of its machine among those of the job."""
+    restarts: int
+    """Times that the launcher has started the ranks again after one failed."""
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return this process's rank; None where it was started alone, also as the only rank.
+
+    Raises:
+        UsageError: the variables contradict each other.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    rank, size = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
+    local_size = _number(environment, "LOCAL_WORLD_SIZE", size)
+    local_rank = _number(environment, "LOCAL_RANK", rank)
+    if not rank < size or not local_rank < local_size <= size:
+        raise UsageError(
+            f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}: these are no "
+            "rank of a job; start it with torchrun, or unset RANK and WORLD_SIZE to train alone"
+        )
+    if size == 1:
+        return None
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if missing:
+        raise UsageError(
+            f"RANK is set and {missing[0]} is not: start with torchrun, or unset RANK to train alone"
+        )
+    return Launch(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        node=_number(environment, "GROUP_RANK", rank // local_size),
+        restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(f"{name}={text[:40]!r}: expected a whole number, as torchrun sets it")
+    return int(text)

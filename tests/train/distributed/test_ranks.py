@@ -1,0 +1,139 @@
+"""Parts of a training by several ranks that need no second process."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hapi.client.joint.ranks import ALONE, Ranks
+from hapi.data.epoch_order import EpochOrder, part_of, part_size
+from hapi.errors import OtherRankError, UsageError
+from hapi.train.distributed.batch_norm import has_batch_norm, synchronise
+from hapi.train.distributed.group import is_lost_rank
+from hapi.train.distributed.launch import launched
+from hapi.train.interrupts import Interrupts
+from hapi.train.report import Measured, of_all_ranks
+from hapi.train.steps.gradient_step import step_seed
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@given(st.integers(1, 70), st.integers(1, 9))
+def test_parts_are_the_batch_in_order_and_even(count: int, ranks: int) -> None:
+    batch = np.arange(100, 100 + count)
+    sizes = [part_size(count, rank, ranks) for rank in range(ranks)]
+    assert sum(sizes) == count and max(sizes) - min(sizes) <= 1
+    parts = [part_of(batch, rank, ranks) for rank in range(ranks)]
+    assert all(len(part) == max(1, size) for part, size in zip(parts, sizes, strict=True))
+    counted = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    assert np.concatenate(counted).tolist() == batch.tolist()
+    order = EpochOrder(seed=0, ranks=ranks, rank=ranks - 1)
+    assert order.part(batch).tolist() == parts[-1].tolist()
+    assert order.part_size(count) == max(1, *sizes) and order.processes == ranks
+
+
+def test_the_order_of_a_checkpoint_knows_no_ranks() -> None:
+    assert EpochOrder(seed=1, ranks=4, rank=2).identity() == EpochOrder(seed=1).identity()
+
+
+def test_a_rank_is_found_in_torchruns_environment() -> None:
+    found = launched({**TORCHRUN, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"})
+    assert found is not None
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.node) == (3, 4, 1, 2, 1)
+    assert found.restarts == 0
+    assert launched({}) is None and launched({"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": "4"}, "no rank of a job"),
+        ({"RANK": "-1"}, "RANK='-1': expected a whole number"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE='many'"),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "no rank of a job"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        launched({**TORCHRUN, **changes})
+
+
+def test_costs_are_added_and_times_are_the_first_ones() -> None:
+    def measured(**counters: float) -> Measured:
+        return Measured(counters=counters, splits={2: 5}, stages={"compute": 1.0}, cos_batch=8)
+
+    found = of_all_ranks(
+        [
+            measured(
+                seconds=3.0, network_seconds=1.0, client_seconds=1.0, stall_seconds=0.5, bytes_received=10
+            ),
+            measured(
+                seconds=4.0, network_seconds=2.0, client_seconds=1.0, stall_seconds=0.1, bytes_received=7
+            ),
+        ]
+    )
+    assert found.counters["bytes_received"] == 17 and found.stages == {"compute": 2.0}
+    assert found.counters["seconds"] == 3.0 and found.counters["stall_seconds"] == 0.5
+    assert found.splits == {2: 5}, "batches are those of all ranks together"
+
+
+def test_ranks_draw_differently_and_the_first_one_as_alone() -> None:
+    seeds = [step_seed(1, 2, 3, rank) for rank in range(4)]
+    assert len(set(seeds)) == 4 and seeds[0] == step_seed(1, 2, 3)
+
+
+def test_an_interrupt_asks_all_ranks_and_a_late_second_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Ranks):
+        size = 2
+        stops = 0
+
+        def want_stop(self) -> None:
+            self.stops += 1
+
+    ranks = Two()
+    with Interrupts(ranks) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert ranks.stops == 2, "a terminal and torchrun both send one"
+        monkeypatch.setattr(interrupts, "GROUPED_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_one_rank_alone_exchanges_with_itself() -> None:
+    values = torch.tensor([1.0])
+    assert ALONE.summed(values) is values and ALONE.rows(values, 1) is values
+    assert ALONE.gathered(3) == [3] and ALONE.shared(lambda: 4) == 4
+    module = nn.Linear(1, 1)
+    assert ALONE.wrapped(module) is module
+    ALONE.settle(now=True)
+    with pytest.raises(KeyboardInterrupt):
+        ALONE.want_stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("shape mismatch"), False),
+        (OtherRankError("gloo"), False),
+    ],
+)
+def test_torchs_words_for_a_lost_rank(error: Exception, is_lost: bool) -> None:
+    assert is_lost_rank(error) is is_lost
+
+
+def test_batch_norm_is_found_and_synchronised_between_gpus_only() -> None:
+    layers: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert has_batch_norm(layers) and not has_batch_norm(layers[0])
+    assert not has_batch_norm(nn.Sequential(nn.SyncBatchNorm(2)))
+    with pytest.raises(UsageError, match="needs several ranks"):
+        synchronise(layers, ALONE)
