@@ -321,6 +321,11 @@ class ListenSettings:
     tenants: str | None = setting(
         "YAML file with tenants: their tokens, weights and limits", default=None, metavar="FILE"
     )
+    accounts: str | None = setting(
+        "folder for a CSV file a day with the use of each tenant; servers may share it",
+        default=None,
+        metavar="DIR",
+    )
     tls_cert: str | None = setting("certificate chain (PEM)", default=None)
     tls_key: str | None = setting("private key (PEM)", default=None)
     log_level: Literal["debug", "info", "warning", "error"] = setting(

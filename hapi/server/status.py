@@ -26,6 +26,7 @@ from hapi.errors import (
 from hapi.server.context import RequestContext
 from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.tenants.accounting import Account, Accounts
 from hapi.wire.messages import ExtractRequest, SamplesRequest
 
 ERRORS_KEPT = 50
@@ -144,7 +145,9 @@ class TenantCounts:
 class Board:
     """Thread-safe."""
 
-    def __init__(self, tenants: Iterable[Tenant]) -> None:
+    def __init__(self, tenants: Iterable[Tenant], accounts: Accounts | None = None) -> None:
+        """Count for ``tenants``, and for ``accounts`` if there are any."""
+        self.accounts = accounts
         self.tenants: Sequence[Tenant] = ()
         self._counts: dict[str, TenantCounts] = {}
         self.change_tenants(tenants)
@@ -163,6 +166,23 @@ class Board:
     def counts_of(self, tenant: Tenant) -> TenantCounts:
         """Return the counts of ``tenant``; those of one that is not here any more are forgotten at the next change."""
         return self._counts.setdefault(tenant.name, TenantCounts())
+
+    def shed(self, tenant: Tenant, reason: str) -> None:
+        """Count a request of ``tenant`` that is sent away."""
+        self.counts_of(tenant).shed[reason] += 1
+        self._account(tenant, Account(shed=1))
+
+    def used(self, tenant: Tenant, use: Account) -> None:
+        """Count a request of ``tenant`` that is over."""
+        counts = self.counts_of(tenant)
+        counts.cost += use.cost_seconds
+        counts.sent_bytes += use.sent_bytes
+        counts.served += use.served
+        self._account(tenant, use)
+
+    def _account(self, tenant: Tenant, use: Account) -> None:
+        if self.accounts is not None:
+            self.accounts.add(tenant.name, use)
 
     @contextmanager
     def running(self, request: RunningRequest) -> Iterator[None]:

@@ -53,6 +53,7 @@ from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.scrub import Scrub
 from hapi.server.service import DOCUMENT_PATHS, Service
 from hapi.server.status import Board, RunningRequest
+from hapi.server.tenants.accounting import Account, Accounts
 from hapi.server.tenants.by_token import Tenants
 from hapi.waiting import Interest
 from hapi.wire import messages
@@ -74,11 +75,13 @@ class Application:
     what runs is finished.
     """
 
-    def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
-        """Serve ``service`` to ``tenants``; None: to everybody, without a token."""
+    def __init__(
+        self, service: Service, tenants: Tenants | None = None, accounts: Accounts | None = None
+    ) -> None:
+        """Serve ``service`` to ``tenants``; None: to everybody, without a token. ``accounts`` are told of all use."""
         self.service, settings = service, service.settings
         self.tenants = tenants or Tenants()
-        self.board = Board(self.tenants.all)
+        self.board = Board(self.tenants.all, accounts)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
         self.connections = Connections(connection_limits(settings, service.slots, descriptor_limit()))
         self.disclosure = Disclosure(service.store.url)
@@ -148,7 +151,7 @@ class Application:
         add.add_post(WARM_PATH, self._warm)
 
     def _shed(self, tenant: Tenant, reason: str) -> None:
-        self.board.counts_of(tenant).shed[reason] += 1
+        self.board.shed(tenant, reason)
 
     def _chosen(self, device: str, batch: int) -> None:
         self.metrics.cos_batch.labels(device).observe(batch)
@@ -374,11 +377,10 @@ class Application:
         stages, held = clock.seconds(), time.monotonic() - slot.began
         used = Used(stages, clock.cpu_seconds(), held)
         slot.cost = used.cost(self._server)
-        counts = self.board.counts_of(request[TENANT])
-        counts.cost += slot.cost
-        counts.sent_bytes += answer.sent
-        if request.get(STATUS) == 200:
-            counts.served += 1
+        served = request.get(STATUS) == 200
+        use = Account(served=served, samples=stream.samples, sent_bytes=answer.sent, cost_seconds=slot.cost)
+        self.board.used(request[TENANT], use)
+        if served:
             self._costs.seen(asked, used.without_loading().cost(self._server))
         self.metrics.samples.inc(stream.samples)
         self.metrics.seconds.labels(request.path).observe(slot.waited + held)

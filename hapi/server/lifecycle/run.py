@@ -32,6 +32,7 @@ from hapi.server.lifecycle.log_limits import LimitedHandler, tell_left_out
 from hapi.server.lifecycle.reload import Reload, told_tenants
 from hapi.server.service import Service
 from hapi.server.settings import ListenSettings, ServerSettings
+from hapi.server.tenants.accounting import WRITE_SECONDS, Accounts
 from hapi.store.open import open_store
 
 log = logging.getLogger("hapi.server")
@@ -68,20 +69,27 @@ def _run(settings: ServerSettings) -> int:
     store = open_store(settings.store)
     # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
     Threads(1, "hapi-ping").submit(store.ping).result()
-    service = Service(settings, store, reload.credentials.token)
-    application = Application(service, reload.credentials.tenants)
-    try:
+    with contextlib.ExitStack() as at_end:
+        service = Service(settings, store, reload.credentials.token)
+        at_end.callback(service.close)
+        accounts = None if settings.accounts is None else Accounts(settings.accounts, service.id)
+        if accounts is not None:
+            at_end.callback(accounts.write)
+        application = Application(service, reload.credentials.tenants, accounts)
+        at_end.callback(application.close)
+        at_end.callback(reload.close)
+        at_end.callback(_ignore_signals)
         return event_loop.run(
             _serve(
                 application, settings, reload, lambda code: end_within(END_SECONDS, code, service.children)
             )
         )
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it is ending, with the exit code that it has
-        reload.close()
-        application.close()
-        service.close()
+
+
+def _ignore_signals() -> None:
+    """Let nothing disturb the end any more, which has its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 async def _serve(
@@ -118,13 +126,14 @@ async def _serve(
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     _tell_start(application, listen, str(host), port)
     application.scrub.start()
-    reloading = asyncio.create_task(reload.run(application))
+    watching = [asyncio.create_task(reload.run(application)), asyncio.create_task(_keep_accounts(application))]
     code = await _stopped(application, stop)
     if code == 0:
         await _be_lame_duck(application, runner, at_once)
     await _drain(application, at_once)
     ending(code)
-    reloading.cancel()
+    for task in watching:
+        task.cancel()
     await runner.cleanup()
     return code
 
@@ -143,6 +152,15 @@ def _tell_start(application: Application, listen: ListenSettings, host: str, por
         connections=limits.total,
         connections_per_address=limits.per_address,
     )
+
+
+async def _keep_accounts(application: Application) -> None:
+    """Write what tenants used from time to time, until cancelled."""
+    accounts = application.board.accounts
+    while accounts is not None:
+        await event_loop.pause(WRITE_SECONDS)
+        with contextlib.suppress(MemoryError):  # the next one must come
+            await outcome(application.status_threads.submit(accounts.write))
 
 
 async def _stopped(application: Application, stop: asyncio.Event) -> int:
