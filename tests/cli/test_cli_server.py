@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.harness import environment, run, server
+from support.http_tools import exchange
 
 from hapi.cli import server as command
 from hapi.server.settings import ServerSettings
@@ -227,6 +228,22 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         done = run(command_line, 2, 60, {})
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_runs_by_its_file_the_environment_and_flags(tmp_path: Path) -> None:
+    tenants, file, store = tmp_path / "tenants.yaml", tmp_path / "server.yaml", tmp_path / "store"
+    store.mkdir()
+    tenants.write_text("vision: {token: vision-secret}\n")
+    file.write_text(f"tenants: {tenants}\nlame_duck: 0.25s\nmax_queued: 7\nmax_running: 1\nthreads: 2\n")
+    environment = {"HAPI_SERVER_MAX_QUEUED": "8", "HAPI_SERVER_MAX_RUNNING": "2"}
+    with server(store, "--config", str(file), "--max-running", "3", **environment) as running:
+        headers = {"Authorization": "Bearer vision-secret"}
+        settings = exchange(running.port, "GET", "/v1/status", headers=headers).json()["settings"]
+        assert exchange(running.port, "GET", "/v1/status").status == 401
+        assert running.stop() == 0
+    names = ("lame_duck", "max_queued", "max_running", "threads")  # the harness gives --threads 1
+    assert [settings[name] for name in names] == [0.25, 8, 3, 1]
 
 
 @contextlib.contextmanager

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.http_tools import Answer, check_problem, exchange, served
 
 from hapi.errors import ConfigError, UnauthorizedError
+from hapi.server.lifecycle.progress_watch import LOST_TO_ONE
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.tenants.by_token import DEFAULT, Tenants, read_tenants
 
@@ -153,6 +155,19 @@ def test_two_tokens_and_their_end(tmp_path: Path) -> None:
             with pytest.raises(UnauthorizedError, match=f"the token expired at {told}; set HAPI_TOKEN"):
                 tenants.of(f"Bearer {token}")
         assert tenants.without_token == (["gone"] if expired else [])
+
+
+def test_reads_of_others_that_hang_tell_nothing(folder: Path, tmp_path: Path) -> None:
+    text = "a: {token: a-secret-here}\nb: {token: b-secret-here, datasets: []}"
+    with served(folder, tenants=read_tenants(written(tmp_path, text), None)) as server:
+
+        def asked(name: str, path: str) -> Answer:
+            return exchange(server.port, "GET", path, headers={"Authorization": f"Bearer {name}-secret-here"})
+
+        path = "/v1/datasets/digits"
+        server.service.watch.lost._of[f"GET {path}"] = LOST_TO_ONE
+        check_problem(asked("a", path), 502, "reads wait")
+        check_problem(asked("b", path), 404, "there is no dataset 'digits' here")
 
 
 def test_what_a_tenant_sees(tmp_path: Path) -> None:

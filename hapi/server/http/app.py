@@ -283,9 +283,10 @@ class Application:
 
     async def _document(self, request: web.Request) -> web.Response:
         max_wait, deadline = self.service.settings.max_request_seconds, deadline_of(request)
-        subject = f"GET {request.path[:200]}"
-        self.service.watch.check(subject)
         tenant = request[TENANT]
+        # That others' reads hang must not tell a tenant that what it may not see is there.
+        subject = f"GET {request.path[:200]}" + ("" if tenant.access.whole else f" of {tenant.name}")
+        self.service.watch.check(subject)
         async with self.documents.slot(tenant, LEAST_COST, max_wait, deadline):
             interest = Interest(subject, time.monotonic())  # two of them that hang would keep out all others
             reading = self._documents.submit_in(interest, self.service.document, request.path, tenant.access)

@@ -126,7 +126,10 @@ async def _serve(
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     _tell_start(application, listen, str(host), port)
     application.scrub.start()
-    watching = [asyncio.create_task(reload.run(application)), asyncio.create_task(_keep_accounts(application))]
+    watching = [
+        asyncio.create_task(reload.run(application)),
+        asyncio.create_task(_keep_accounts(application)),
+    ]
     code = await _stopped(application, stop)
     if code == 0:
         await _be_lame_duck(application, runner, at_once)
