@@ -20,6 +20,7 @@ import hapi
 from hapi.cli.server import parser
 from hapi.config.settings import load, overrides_of
 from hapi.server.http.app import Application
+from hapi.server.scheduling.fair_queue import ANONYMOUS
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
@@ -42,7 +43,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     try:
         application.metrics.requests.labels("/v1/extract", "200")
         application.metrics.seconds.labels("/v1/extract")
-        text = application.metrics.render().decode()
+        text = application.metrics.render(ANONYMOUS).decode()
     finally:
         application.close()
         service.close()

@@ -22,6 +22,7 @@ from hapi.models.devices import resolve_device
 from hapi.server.device.device import Device
 from hapi.server.http.app import Application
 from hapi.server.http.loopback import loopback_handler
+from hapi.server.scheduling.fair_queue import ANONYMOUS
 from hapi.server.service import Service
 from hapi.wire.messages import EXTRACT_PATH
 from hapi.wire.report import STAGES
@@ -209,7 +210,9 @@ def gauge(service: Service, name: str) -> float:
     application = Application(service)
     try:
         found = re.search(
-            rf'^{name}{{device="cuda[:0-9]*"}} (\S+)$', application.metrics.render().decode(), re.MULTILINE
+            rf'^{name}{{device="cuda[:0-9]*"}} (\S+)$',
+            application.metrics.render(ANONYMOUS).decode(),
+            re.MULTILINE,
         )
     finally:
         application.close()
