@@ -25,6 +25,7 @@ from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
+from hapi.paths import check_folder, user_path
 from hapi.trace import Tracer
 from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
@@ -202,6 +203,8 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             "whole batch, or share epochs in a loop of your own over hapi.Session"
         )
     check_steps(settings)
+    for folder in settings.offload_dir:
+        check_folder(user_path(folder, "--offload-dir"), "name another --offload-dir")
     if settings.checkpoint_path is None and settings.resume:
         raise UsageError(
             "--resume needs the folder of the run to go on with (--resume DIR), or --checkpoint FILE"

@@ -18,10 +18,20 @@ class GradientGoneError(HapiError):
     slug, title, on_wire = "gradient-gone", "Gradient not kept", False
 
 
-def failure(error: OSError, where: str, store: StateStore) -> OffloadError:
-    """Return what to raise for a disk's ``error``: it says which step is intact."""
+def failure(error: OSError, where: str, store: StateStore, resumes: bool) -> OffloadError:
+    """Return what to raise for a disk's ``error``: it says what is left.
+
+    Args:
+        error: of a file.
+        where: name of the store for people.
+        store: the states.
+        resumes: whether a next run goes on from them.
+    """
     steps = 0 if store.committed is None else store.committed.steps
-    return OffloadError(
-        f"offloading to {where} failed: {error.strerror or error} ({error.filename or 'file'}); step {steps} is "
-        "committed there, and a next run with this folder goes on from it"
+    reason = f"{error.strerror or error} ({error.filename or 'file'})"
+    left = (
+        f"step {steps} is committed there, and a next run with this folder goes on from it"
+        if resumes
+        else f"this was after step {steps}, and what is left there is removed: training goes on from its checkpoint"
     )
+    return OffloadError(f"offloading to {where} failed: {reason}; {left}")

@@ -20,8 +20,9 @@ log = logging.getLogger("hapi.offload")
 class Lifetime:
     """Closes engine and store once: when asked, or at the process's end."""
 
-    def __init__(self, engine: Engine, store: StateStore, where: str) -> None:
-        """``where`` names the store for people."""
+    def __init__(self, engine: Engine, store: StateStore, where: str, *, resumes: bool) -> None:
+        """``where`` names the store for people; ``resumes`` is whether a next run goes on from it."""
+        self._resumes = resumes
         self._engine, self._store, self._where = engine, store, where
         self.handles: list[Any] = []
         """Hooks to be removed at the end."""
@@ -37,13 +38,13 @@ class Lifetime:
             yield
         except OSError as error:
             self._failed = True
-            raise failure(error, self._where, self._store) from error
+            raise failure(error, self._where, self._store, self._resumes) from error
         except BaseException:
             self._failed = True
             raise
 
     def close(self, *, remove: bool) -> None:
-        """Finish the last commit, end the threads, and remove the files unless something failed."""
+        """Finish the last commit, end the threads, and remove the files unless a next run goes on from a failure."""
         if self._closed:
             return
         self._closed = True
@@ -55,9 +56,9 @@ class Lifetime:
                 self._engine.settle()
             except OSError as error:
                 self._failed = True
-                log.warning("%s", failure(error, self._where, self._store))
+                log.warning("%s", failure(error, self._where, self._store, self._resumes))
         self._engine.close()
-        self._store.close(remove=remove and not self._failed)
+        self._store.close(remove=remove and not (self._failed and self._resumes))
 
     def _at_exit(self) -> None:
         self.close(remove=getattr(sys, "last_value", None) is None)

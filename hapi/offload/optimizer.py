@@ -55,6 +55,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         keep_gradients: bool | None = None,
         where: str = "",
         activations: ActivationOffload,
+        resumes: bool = True,
     ) -> None:
         """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -82,8 +83,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._pending = 0
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
-        self._counts = {"redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
-        self._lifetime = Lifetime(self._engine, store, where)
+        self._counts = {"taken_steps": 0, "redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
+        self._lifetime = Lifetime(self._engine, store, where, resumes=resumes)
         self._activations = activations
         self._watch = StepWatch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
@@ -358,6 +359,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             if not self._is_alone:
                 known.drop()
         self.steps += 1
+        self._counts["taken_steps"] += 1
         counts = [known.steps for known in self._parameters]
         self._engine.commit(self._shards.own(wanted), self.steps, counts, self._small.capture())
 

@@ -98,7 +98,38 @@ def offload_training(
         if room is not None:
             ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations).install()
         return model, optimizer
-    store, layout, small, parameters = _make(model, optimizer, folders, room)
+    return model, offload_states(
+        model, optimizer, room, folders, mode=mode, keep_gradients=keep_gradients, activations=activations
+    )
+
+
+def offload_states(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    room: int | None,
+    folders: Sequence[Path],
+    *,
+    mode: str = "active",
+    keep_gradients: bool | None = None,
+    activations: str = "auto",
+    resumes: bool = True,
+) -> OffloadedOptimizer:
+    """Put the states elsewhere, whether they fit the memory or not; see :func:`offload_training`.
+
+    Args:
+        model: the trained layers.
+        optimizer: of a kind that can be offloaded.
+        room: bytes for parameters, gradients, states and activations; None for most of what is free.
+        folders: one for each drive; none for the host's memory.
+        mode: as there.
+        keep_gradients: as there.
+        activations: as there.
+        resumes: whether a next process goes on from the files that a killed one leaves.
+    """
+    needed = sum(_bytes_in_memory(optimizer))
+    if room is None:
+        room = _room(None, model) or needed
+    store, layout, small, parameters = _make(model, optimizer, folders, room, resumes)
     log.info(
         "offloading: parameters, gradients and states take %s of %s memory; the states go to %s%s",
         format_bytes(needed),
@@ -108,9 +139,9 @@ def offload_training(
     )
     left = max(_memory_left(room, parameters, layout, folders), _LEAST_BYTES)
     swapped = ActivationOffload(model, left, folders, activations, traffic=_traffic(layout, parameters))
-    return model, OffloadedOptimizer(
-        optimizer, model, parameters, layout, store, small,
-        mode=mode, keep_gradients=keep_gradients, where=_named(folders), activations=swapped.install(),
+    return OffloadedOptimizer(
+        optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
+        where=_named(folders), activations=swapped.install(), resumes=resumes,
     )  # fmt: skip
 
 
@@ -125,12 +156,14 @@ def _memory_left(
     left = room - _bytes_left_in_memory(parameters, layout)
     if left < 0:
         log.warning(
-            "memory=%s does not hold the parameters and their buffers: it takes %s more",
+            "%s of memory does not hold the trained parameters and their buffers: it takes %s more",
             format_bytes(room),
             format_bytes(-left),
         )
     if not folders and all(known.parameter.device.type == "cpu" for known in parameters):
-        log.warning("the states go to the memory that the CPU trains in, which frees none of it: give disk=")
+        log.warning(
+            "the states go to the memory that the CPU trains in, which frees none of it: a disk would"
+        )
     return left
 
 
@@ -206,7 +239,7 @@ def _bytes_in_memory(optimizer: torch.optim.Optimizer) -> Iterator[int]:
 
 
 def _make(
-    model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequence[Path], room: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequence[Path], room: int, resumes: bool
 ) -> tuple[StateStore, Layout, SmallState, list[TrainedParameter]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     kind = type(optimizer)
@@ -242,6 +275,7 @@ def _make(
             gradient_bytes=0 if in_memory else gradient_bytes,
             extra_bytes=small.nbytes,
             signature=_signature(kind, parameters, small, ranks),
+            resumes=resumes,
         )
     else:
         store = HostStates(layout, 0)

@@ -72,8 +72,9 @@ def offload_text(report: Mapping[str, Any]) -> str:
         return ""
     cost = facts["cost"]
     moved = format_bytes(cost["bytes_read"] + cost["bytes_written"])
+    where = cost["where"] or "host memory"
     return (
-        f"offload: {facts['why']}; {cost['steps']} steps read and wrote {moved} at {cost['where'] or 'host memory'}, "
+        f"offload: {facts['why']}; {cost['taken_steps']} steps read and wrote {moved} at {where}, "
         f"{cost['redone_steps']} were computed again"
     )
 

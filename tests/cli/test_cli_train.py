@@ -68,6 +68,16 @@ from hapi.train.settings import TrainSettings
         (["--profile-epoch", "0,9", "--epochs", "9"], "--profile-epoch 9: expected 0 to 8"),
         (["--report", "/tmp"], "--report /tmp: is not a plain file"),
         (["--checkpoint", "/dev/null"], "--checkpoint /dev/null: is not a plain file"),
+        (["--offload-dir", "/proc/no"], "/proc/no: cannot be written there"),
+        (
+            ["--offload-dir", "/dev/null"],
+            "/dev/null: cannot be written there: Not a directory; name another --offload",
+        ),
+        (["--offload-dir", "~no-such-user"], "--offload-dir ~no-such-user: there is no user of this name"),
+        (
+            ["--offload-dir", "x", "--offload-dir", "./x/"],
+            "--offload-dir: each drive has one folder; name each once",
+        ),
         (["--trace", "/proc/no/trace"], "--trace /proc/no/trace: cannot be written there"),
         (["--report", "r" * 300], "cannot be written there: File name too long"),
         (["--store", "~no-such-user/s"], "--store ~no-such-user/s: there is no user of this name"),

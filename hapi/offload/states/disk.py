@@ -37,6 +37,7 @@ class DiskStates:
         gradient_bytes: int,
         extra_bytes: int,
         signature: str,
+        resumes: bool = True,
     ) -> None:
         """Open the folders and take their room.
 
@@ -47,6 +48,7 @@ class DiskStates:
             gradient_bytes: most bytes of gradients that are kept.
             extra_bytes: of the extra state in each commit.
             signature: of the job; states of another one are refused.
+            resumes: see :class:`~hapi.offload.states.folder.OffloadFolder`.
 
         Raises:
             UsageError: a folder cannot be used, is in use, holds another job's states, or has too little room.
@@ -58,7 +60,7 @@ class DiskStates:
         self._descriptors: list[int] = []
         try:
             for number, folder in enumerate(folders):
-                self._folders.append(OffloadFolder(folder, signature, number, len(folders)))
+                self._folders.append(OffloadFolder(folder, signature, number, len(folders), resumes=resumes))
             for own, nbytes in zip(self._folders, sizes, strict=True):
                 own.check_room(nbytes)
             for own, nbytes in zip(self._folders, layout.slot_bytes, strict=True):
@@ -71,14 +73,14 @@ class DiskStates:
             for own in self._folders:
                 own.mark()
         except OSError as error:
-            self.close(remove=False)
+            self._give_up()
             needed = format_bytes(sum(sizes))
             raise UsageError(
                 f"offloading to {error.filename or folders[0]}: {error.strerror}; it needs {needed} in all, "
                 "give a folder on a disk that has them"
             ) from None
         except BaseException:
-            self.close(remove=False)
+            self._give_up()
             raise
         self._slot_bytes = layout.slot_bytes
 
@@ -130,6 +132,13 @@ class DiskStates:
         for folder in self._folders:
             folder.close(remove=remove)
         self._drives, self._descriptors, self._folders = [], [], []
+
+    def _give_up(self) -> None:
+        """Close all, and remove what is new."""
+        for folder in self._folders:
+            if folder.is_new:
+                folder.close(remove=True)
+        self.close(remove=False)
 
     def _open(self, path: Path, nbytes: int) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,19 @@ _FORMAT = 1
 
 
 def discard(parent: Path) -> None:
-    """Remove what a killed process left in ``parent``; nothing of a process that has it. Raises OSError."""
-    path = parent / NAME
-    if not path.is_dir():
-        return
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if lock_at_once(lock):
-            for name in reversed(_FILES[:-1]):
-                (path / name).unlink(missing_ok=True)
-    finally:
-        os.close(lock)
+    """Remove what a killed job left in ``parent`` that does not go on from there.
+
+    Nothing of a process that has the folder, and nothing of a loop that does.
+    """
+    with suppress(OSError, UsageError):
+        if (parent / NAME).is_dir():
+            OffloadFolder(parent, "", 0, 1, resumes=False).close(remove=True)
 
 
 class OffloadFolder:
     """The folder :data:`NAME` in one that the user named, locked for this process."""
 
-    def __init__(self, parent: Path, signature: str, number: int, drives: int) -> None:
+    def __init__(self, parent: Path, signature: str, number: int, drives: int, *, resumes: bool) -> None:
         """Make and lock the folder.
 
         Args:
@@ -46,12 +43,19 @@ class OffloadFolder:
             signature: of the job.
             number: of this drive, from 0.
             drives: number of all drives.
+            resumes: whether the job goes on from these files after a kill; otherwise they are of no use then.
 
         Raises:
             UsageError: it cannot be written, another process has it, or it holds the states of another job.
         """
         self.path = parent / NAME
-        self._job = {"format": _FORMAT, "signature": signature, "drive": number, "drives": drives}
+        self._job = {
+            "format": _FORMAT,
+            "signature": signature,
+            "drive": number,
+            "drives": drives,
+            "resumes": resumes,
+        }
         self._lock = -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -67,8 +71,10 @@ class OffloadFolder:
                 "name another folder, or wait for its end"
             )
         found = self._found()
-        if found is None:
-            self._remove_files()  # of a process that was killed while it began or ended
+        self.is_new = found is None or not (resumes or found.get("resumes", True))
+        """Whether there is nothing to go on from."""
+        if self.is_new:
+            self._remove_files()  # of a process that was killed while it began or ended, or does not go on
         elif found != self._job:
             self.close(remove=False)
             raise UsageError(

@@ -13,7 +13,7 @@ from hapi.errors import UsageError
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.shards import rank_folder, shares_of
 from hapi.offload.states.folder import discard
-from hapi.offload.training import offload_training
+from hapi.offload.training import offload_states
 from hapi.paths import user_cache_folder, user_path
 from hapi.profiler.offload_costs import OffloadCosts, OffloadPrice
 from hapi.train.settings import TrainingSettings
@@ -29,7 +29,7 @@ class Offloading:
     def __init__(self, session: Session, settings: TrainingSettings, step: GradientStep) -> None:
         """Choose the place, and put the optimiser of ``step`` there.
 
-        What a killed process left in the folders is removed: the checkpoint has all that a training goes on from.
+        What a killed run left in the folders is removed: the checkpoint has all that a training goes on from.
 
         Raises:
             UsageError: a folder cannot be used, is in use, or has too little room.
@@ -42,7 +42,7 @@ class Offloading:
         self._report: dict[str, Any] | None = None
         self._is_closed = False
         needed = (choice for choice in session.ranks.gathered(session.offload) if choice and choice.is_needed)
-        choice = next(needed, session.offload)  # what one rank needs, all do
+        choice = self._choice = next(needed, session.offload)  # what one rank needs, all do
         if settings.offload == "auto":
             self.where = "off" if choice is None else choice.where
         budget = session.budget.bytes
@@ -55,16 +55,18 @@ class Offloading:
             if settings.offload == "auto" and self._costs is not None:
                 self.why = f"not needed: the training fits {room} with its {states}"
             log.info("offload: %s", self.why)
+            for folder in _folders(settings, needed=False):
+                discard(rank_folder(folder, *shares_of(step.module)))
             return
         self.why = f"asked for by --offload {settings.offload}"
         if choice is not None and choice.is_needed:
             self.why = f"the training does not fit {room} with its {states}"
         folders = _folders(settings) if self.where == "disk" else []
-        self._announce(folders)
         self._put(step, folders)
+        self._announce(folders)
 
     def close(self) -> None:
-        """Remove the files; the report stays. After a failed disk they are left."""
+        """Remove the files; the report stays."""
         if isinstance(self._optimizer, OffloadedOptimizer) and not self._is_closed:
             self._report = self._optimizer.report()
             self._is_closed = True
@@ -85,15 +87,11 @@ class Offloading:
         return facts
 
     def _put(self, step: GradientStep, folders: Sequence[Path]) -> None:
-        for folder in folders:
-            try:
-                discard(rank_folder(folder, *shares_of(step.module)))
-            except OSError as error:
-                raise UsageError(f"--offload-dir {folder}: {error.strerror}") from None
-        largest = 1 if self._costs is None else self._costs.memory_without - 1
-        budget = self._session.budget.bytes
-        memory = max(1, largest if budget is None else min(budget, largest))
-        _, step.optimizer = offload_training(step.module, step.optimizer, memory, list(folders) or None)
+        choice, room = self._choice, self._session.budget.bytes
+        if self._costs is not None and room is not None and (choice is None or choice.is_needed):
+            room = min(room, self._costs.memory_without)  # the rest of it holds what is not trained
+        own = [rank_folder(folder, *shares_of(step.module)) for folder in folders]
+        step.optimizer = offload_states(step.module, step.optimizer, room, own, resumes=False)
         self._optimizer = step.optimizer
 
     def _announce(self, folders: Sequence[Path]) -> None:
@@ -115,7 +113,7 @@ class Offloading:
                 samples=len(self._session.job_context.training_ids),
             )
             text += f", {self._price}"
-        if (choice := self._session.offload) is not None and choice.fitting_freeze is not None:
+        if (choice := self._choice) is not None and choice.fitting_freeze is not None:
             text += f"; --freeze {choice.fitting_freeze} would fit without"
         log.warning("offload: %s", text)
 
@@ -135,10 +133,11 @@ def _costs(settings: TrainingSettings, step: GradientStep) -> OffloadCosts | Non
     return OffloadCosts(parameters=sum(sizes), states=terms.states, drives=terms.drives, largest=max(sizes))
 
 
-def _folders(settings: TrainingSettings) -> list[Path]:
+def _folders(settings: TrainingSettings, *, needed: bool = True) -> list[Path]:
+    """Folders of the states; UsageError where there is none for ones that are ``needed``."""
     if settings.offload_dir:
         return [user_path(folder, "--offload-dir") for folder in settings.offload_dir]
     kept = user_cache_folder() if settings.output is None else Path(settings.output)
-    if kept is None:
+    if kept is None and needed:
         raise UsageError("--offload disk needs --offload-dir DIR: this user has no home")
-    return [kept]
+    return [] if kept is None else [kept]

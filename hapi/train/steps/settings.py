@@ -7,6 +7,7 @@ from typing import Literal
 
 from hapi.config.settings import setting
 from hapi.errors import UsageError
+from hapi.paths import user_path
 from hapi.profiler.offload_costs import OffloadName, OffloadTerms
 from hapi.train.steps.schedule import Schedule, check_length, steps_in
 from hapi.wire.references import Precision
@@ -203,6 +204,9 @@ def check_steps(settings: AllStepSettings) -> None:
         raise UsageError(f"--betas needs --optimizer adam or adamw, here it is {s.optimizer}")
     if s.offload_dir and s.offload not in ("auto", "disk"):
         raise UsageError(f"--offload-dir needs --offload disk or auto, here it is {s.offload}")
+    folders = [user_path(folder, "--offload-dir").resolve() for folder in s.offload_dir]
+    if len(set(folders)) < len(folders):
+        raise UsageError("--offload-dir: each drive has one folder; name each once")
     if s.offload in ("host", "disk") and s.optimizer == "rmsprop":
         raise UsageError(f"--offload {s.offload} needs --optimizer adamw, adam or sgd, here it is rmsprop")
     if s.min_improvement and s.early_stopping is None:

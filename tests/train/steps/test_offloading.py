@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.local_job import Interrupting, open_session, trainer_of
+from support.local_job import Interrupting, open_session, settings_of, trainer_of
 
+from hapi.client.planning.split_source import offload_of
 from hapi.errors import DivergedError, UsageError
+from hapi.offload.failures import OffloadError
 from hapi.offload.optimizer import OffloadedOptimizer
-from hapi.profiler.offload_costs import OffloadChoice, OffloadCosts
+from hapi.offload.states.disk import DiskStates
+from hapi.offload.training import offload_training
+from hapi.profiler.offload_costs import OffloadChoice, OffloadCosts, OffloadTerms
 from hapi.train.report_facts import offload_text
 from hapi.wire.transport.http import Handler
 
@@ -52,7 +58,7 @@ def test_disk_is_bitwise_memory(remembered: Handler, tmp_path: Path, changes: di
     assert (found, same(state, expected)) == (losses, True)
     assert facts["where"] == "disk" and facts["cost"]["bytes_written"] >= facts["bytes_a_step"] // 2
     text = offload_text({"offload": facts})
-    assert f"{facts['cost']['steps']} steps read and wrote" in text and str(tmp_path) in text
+    assert f"{facts['cost']['taken_steps']} steps read and wrote" in text and str(tmp_path) in text
     assert offload_text({"offload": off}) == ""
     assert list(tmp_path.iterdir()) == []  # removed at the end
 
@@ -79,8 +85,12 @@ def test_a_checkpoint_goes_on_elsewhere(
     job: dict[str, Any] = {**ALL, "output": str(tmp_path / "run")}
     expected, losses, _ = uninterrupted
     trained(remembered, 8 if first == "disk" else 7, offload=first, **job)
-    state, found, _ = trained(remembered, offload=then, resume=True, **job)
+    state, found, facts = trained(remembered, offload=then, resume=True, **job)
     assert (found, same(state, expected)) == (losses, True)
+    if then == "disk":
+        assert facts["cost"]["taken_steps"] < facts["cost"]["steps"], (
+            "what it moved is of this process's steps"
+        )
     assert not (tmp_path / "run" / "hapi-offload").exists()
 
 
@@ -93,19 +103,94 @@ def test_a_second_job_on_one_folder_is_refused(remembered: Handler, tmp_path: Pa
         trainer.offloading.close()
 
 
-def test_what_a_killed_process_left_is_replaced(remembered: Handler, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+def killed(remembered: Handler, **changes: Any) -> None:
+    """Leave what a killed run leaves."""
     with open_session(remembered, **changes) as session:
         trainer = trainer_of(session, Interrupting(3), **changes)
         with pytest.raises(KeyboardInterrupt):
             trainer._run()
         optimizer = trainer.optimizer
         assert isinstance(optimizer, OffloadedOptimizer)
-        optimizer.close(remove=False)  # as a kill leaves it
+        optimizer.close(remove=False)
+
+
+def test_what_a_killed_process_left_is_replaced(remembered: Handler, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+    killed(remembered, **changes)
     assert (tmp_path / "hapi-offload" / "states").exists()
     expected, losses, _ = trained(remembered, optimizer="adamw")
     state, found, _ = trained(remembered, **changes)
     assert (found, same(state, expected)) == (losses, True)
+
+
+def test_what_a_killed_process_left_goes_also_without_offloading(remembered: Handler, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": "adamw", "output": str(tmp_path / "run")}
+    killed(remembered, offload="disk", **changes)
+    assert (tmp_path / "run" / "hapi-offload" / "states").exists()
+    trained(remembered, offload="off", **changes)
+    assert not (tmp_path / "run" / "hapi-offload").exists()
+
+
+def test_states_that_a_loop_goes_on_from_are_left_alone(remembered: Handler, tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 64)
+    _, loop = offload_training(model, torch.optim.AdamW(model.parameters()), "1KB", tmp_path)
+    assert isinstance(loop, OffloadedOptimizer)
+    for _ in range(2):
+        model(torch.ones(1, 64)).sum().backward()
+        loop.step()
+        loop.zero_grad()
+    loop.close(remove=False)
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload_dir": (str(tmp_path),)}
+    with open_session(remembered, **changes) as session:
+        with pytest.raises(UsageError, match="holds the states of another job"):
+            trainer_of(session, offload="disk", **changes)
+        trainer_of(session, **changes)
+    again = torch.nn.Linear(64, 64)
+    _, found = offload_training(again, torch.optim.AdamW(again.parameters()), "1KB", tmp_path)
+    assert isinstance(found, OffloadedOptimizer) and found.steps == 2
+    found.close()
+
+
+def test_a_disk_that_fails_says_what_is_left(
+    remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is what a training goes on from, so the message does not name the folder, and it is emptied."""
+    states = tmp_path / "states"
+    changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(states),)}
+    changes |= {"output": str(tmp_path / "run")}
+    write, written = DiskStates.write, []
+
+    def failing(self: DiskStates, *args: Any) -> None:
+        written.append(args)
+        if len(written) > 6:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "states")
+        write(self, *args)
+
+    with open_session(remembered, **changes) as session, monkeypatch.context() as patch:
+        trainer = trainer_of(session, **changes)
+        patch.setattr(DiskStates, "write", failing)
+        with pytest.raises(OffloadError, match=r"Input/output error .*goes on from its checkpoint") as raised:
+            trainer.run()
+        assert trainer.report()["ended"]["how"] == "failed" and str(states) in str(raised.value)
+    assert list(states.iterdir()) == []
+    expected, losses, _ = trained(remembered, optimizer="adamw")
+    state, found, _ = trained(remembered, resume=True, **changes)
+    assert (found, same(state, expected)) == (losses, True)
+
+
+def test_asked_for_where_all_fits_activations_have_the_whole_memory(
+    remembered: Handler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
+    settings = settings_of(**job)
+    with open_session(remembered, **job) as session:
+        session.offload = offload_of(
+            settings, session.job_context, session.budget, 2.0, OffloadTerms(wanted="disk", states=2)
+        )
+        assert session.offload.where == "disk" and not session.offload.is_needed
+        trainer = trainer_of(session, **job)
+        trainer.offloading.close()
+    assert "does not hold" not in caplog.text
 
 
 def test_states_that_are_not_finite_are_found_piece_by_piece(remembered: Handler, tmp_path: Path) -> None:
@@ -150,6 +235,7 @@ def test_auto_offloads_what_does_not_fit_and_says_what_it_costs(
     [
         ({"offload": "disk", "optimizer": "rmsprop"}, "needs --optimizer adamw, adam or sgd"),
         ({"offload": "off", "offload_dir": ("x",)}, "--offload-dir needs --offload disk or auto"),
+        ({"offload": "disk", "offload_dir": ("x", "./x/")}, "--offload-dir: each drive has one folder"),
     ],
 )
 def test_refused(remembered: Handler, changes: dict[str, Any], said: str) -> None:
