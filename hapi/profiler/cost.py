@@ -162,9 +162,8 @@ def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
     trained, frozen = profile.layers[last_split:], profile.layers[split:last_split]
     held = profile.layers[split if job.weights_from is None else min(split, job.weights_from) : last_split]
     weights = sum(layer.parameter_bytes for layer in trained)
-    parameters = sum(layer.parameter_bytes for layer in held) + int(
-        weights * (2 + profile.optimizer_bytes_per_parameter_byte)
-    )
+    trained_bytes = int(weights * (2 + profile.optimizer_bytes_per_parameter_byte)) - profile.offloaded_bytes
+    parameters = sum(layer.parameter_bytes for layer in held) + max(0, trained_bytes)
     on_cpu = profile.client_tier.device == "cpu"
     # On a CPU features that need no frozen layer are trained with where they arrived.
     features = 0 if on_cpu and split == last_split else bs * profile.output_bytes()[last_split]

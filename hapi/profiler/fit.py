@@ -102,6 +102,7 @@ class Sizes:
     samples: SampleProfile
     client: Tier
     optimizer_bytes_per_parameter_byte: float = 1.0
+    offloaded_bytes: int = 0
     one_machine: bool = False
     """True when the servers run on the client's machine."""
 
@@ -186,6 +187,7 @@ def profile_of(
         step_seconds=_mean(observed, lambda o: o.step_seconds),
         update_seconds=0.0,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+        offloaded_bytes=sizes.offloaded_bytes,
         one_machine=sizes.one_machine,
         notes=notes,
     )

@@ -106,13 +106,6 @@ class OffloadChoice:
     fitting_freeze: int | None
     """Earliest freeze that fits with the states in memory, where the present one does not."""
 
-    def optimizer_bytes(self, in_memory: float) -> float:
-        """Return the optimiser's bytes in memory for each byte of parameters, from those with all in memory.
-
-        Gradients and parameters are counted elsewhere as if they were whole, so it may be below 0.
-        """
-        return in_memory - self.freed / max(1, self.costs.parameter_bytes)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadPrice:
@@ -208,7 +201,7 @@ def offloaded(profile: Profile, choice: OffloadChoice, price: OffloadPrice | Non
     added = 0.0 if price is None else price.added_seconds
     return replace(
         profile,
-        optimizer_bytes_per_parameter_byte=choice.optimizer_bytes(profile.optimizer_bytes_per_parameter_byte),
+        offloaded_bytes=choice.freed,
         update_seconds=profile.update_seconds + added,
     )
 

@@ -150,6 +150,8 @@ class Profile:
     """Seconds of one optimiser step, whatever the batch."""
     optimizer_bytes_per_parameter_byte: float
     """State that the optimiser keeps beside the gradients (1 for momentum, 2 for Adam)."""
+    offloaded_bytes: int = 0
+    """Bytes of the trained layers' parameters, gradients and states that are not in memory."""
     one_machine: bool = False
     """True when server and client share one machine's processors."""
     notes: tuple[str, ...] = ()
@@ -194,8 +196,8 @@ class Profile:
             raise ConfigError(
                 f"profile: version is {version}, this hapi reads {PROFILE_VERSION}; measure anew"
             )
-        if isinstance(document, Mapping):  # profiles of two machines need not say so
-            document = {"one_machine": False, **document}
+        if isinstance(document, Mapping):  # what is usual need not be said
+            document = {"one_machine": False, "offloaded_bytes": 0, **document}
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str, job: Job | None = None) -> None:

@@ -20,7 +20,7 @@ from hapi.profiler.offload_costs import (
     choose_offload,
     offloaded,
 )
-from hapi.profiler.profile import Job
+from hapi.profiler.profile import Job, Profile
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,7 @@ def test_a_plan_with_offloading_has_less_memory_and_longer_steps() -> None:
     elsewhere = offloaded(profile, choice, price)
     saved = memory(profile, job, 2).parameters - memory(elsewhere, job, 2).parameters
     assert saved == pytest.approx(choice.freed, abs=8) and choice.freed == choice.costs.saved
+    assert Profile.from_json(elsewhere.to_json()) == elsewhere, "a report has it"
     assert elsewhere.update_seconds == pytest.approx(profile.update_seconds + price.added_seconds)
     assert choice.costs.largest == 128 * MIB, "the largest gradient is in memory for a while"
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from hapi.errors import UsageError
 from hapi.profiler.cost import Estimate, estimate, memory
 from hapi.profiler.offload_costs import (
     STATES,
@@ -82,7 +81,7 @@ def price_offload(
         job: the training.
         rates: bytes a second that the disk reads and writes.
     """
-    states, profile = _optimizer(args, profile)
+    states, profile = _optimizer(args, replace(profile, offloaded_bytes=0))
     terms = OffloadTerms(wanted=args.offload, states=states)
     choice = choose_offload(profile, job, terms)
     # What no split needs may still be the faster way at an earlier one: it is priced whatever the choice.
@@ -108,30 +107,20 @@ def _optimizer(args: argparse.Namespace, profile: Profile) -> tuple[int, Profile
     if args.optimizer is not None:
         states = STATES[_WITH_MOMENTUM.get(args.optimizer, args.optimizer)]
         return states, replace(profile, optimizer_bytes_per_parameter_byte=float(states))
-    run = {} if args.profile is None else _run_of(args.profile)
-    freed, weights = run.get("freed", 0), sum(x.parameter_bytes for x in profile.layers[profile.last_split :])
-    in_memory = profile.optimizer_bytes_per_parameter_byte + freed / max(1, weights)
-    profile = replace(profile, optimizer_bytes_per_parameter_byte=in_memory)
-    return run.get("states", max(0, min(2, int(in_memory)))), profile
+    run = None if args.profile is None else _states_of(args.profile)
+    return max(0, min(2, int(profile.optimizer_bytes_per_parameter_byte))) if run is None else run, profile
 
 
-def _run_of(path: str) -> dict[str, int]:
-    """States of the optimiser and bytes that its plan counted as freed, from a run's report; empty for a profile."""
+def _states_of(path: str) -> int | None:
+    """States of the optimiser in a run's report; None for a profile, and for an optimiser that has to be in memory."""
     document = load_document(path, MAX_PROFILE_BYTES, "give a report of hapi-train, or a profile")
     settings = document.get("settings") if isinstance(document, Mapping) else None
     if not isinstance(settings, Mapping):
-        return {}
-    offload = document.get("offload")
-    freed = offload.get("planned_bytes", 0) if isinstance(offload, Mapping) else 0
-    if type(freed) is not int or not 0 <= freed < 1 << 60:
-        raise UsageError(f"{path}: offload.planned_bytes: expected a whole number of at least 0")
-    found = {"freed": freed}
+        return None
     name = settings.get("optimizer")
     if name == "sgd" and settings.get("momentum"):
         name = _WITH_MOMENTUM[name]
-    if isinstance(name, str) and name in STATES:
-        found["states"] = STATES[name]
-    return found
+    return STATES.get(name) if isinstance(name, str) else None
 
 
 def verdict(with_offload: Estimate) -> str:

@@ -61,6 +61,7 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         samples=sizes.samples,
         one_machine=sizes.one_machine,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+        offloaded_bytes=sizes.offloaded_bytes,
     )
 
 

@@ -176,6 +176,7 @@ def planning_of(
     budget: MemoryBudget,
     optimizer_bytes: float,
     reuse: ReuseChooser | None = None,
+    offloaded_bytes: int = 0,
 ) -> SplitController | None:
     """Return the planning of a session; None when its split is fixed, which needs no profile.
 
@@ -186,6 +187,7 @@ def planning_of(
         budget: this side's memory.
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
         reuse: see :class:`SplitController`.
+        offloaded_bytes: of the trained layers and their optimiser, elsewhere.
     """
     if job_context.strategy is None:
         for flag, needed in (
@@ -197,6 +199,7 @@ def planning_of(
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
+    sizes = replace(sizes, offloaded_bytes=offloaded_bytes)
     try:
         return SplitController(
             job_context.strategy,

@@ -78,8 +78,6 @@ class Offloading:
         if self.where == "off" or self._costs is None:
             return facts
         facts |= {"bytes_freed": self._costs.saved, "bytes_a_step": self._costs.read + self._costs.written}
-        if (choice := self._session.offload) is not None:
-            facts["planned_bytes"] = choice.freed
         if self._price is not None:
             facts |= {"read_rate": self._price.read_rate, "write_rate": self._price.write_rate}
         if isinstance(self._optimizer, OffloadedOptimizer):
