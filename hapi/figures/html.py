@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hapi.figures.findings import findings
 from hapi.figures.kept import kept_features
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
+from hapi.figures.offload import offload_part
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
 from hapi.figures.reuse import reuse_choice
@@ -34,7 +35,7 @@ def page(run: Run) -> str:
     """Return the whole document."""
     title = f"{run.model} on {run.dataset}"
     parts = [_head(run, title), _epochs(run.epochs), kept_features(run.kept), _learning(run.epochs)]
-    parts.append(findings(run.details))
+    parts += [offload_part(run.offload), findings(run.details)]
     if run.plan is not None:
         parts += [reuse_choice(run.plan.reuse), _choice(run.plan), _layers(run.plan), _changes(run.plan)]
     parts += [_timeline(run), _memory(run), _conditions(run)]

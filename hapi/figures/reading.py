@@ -13,6 +13,7 @@ from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
 from hapi.figures.findings import Details
 from hapi.figures.kept import Kept
+from hapi.figures.offload import OffloadPart
 from hapi.figures.reuse import ReusePart
 from hapi.profiler.change import Change
 from hapi.profiler.cost import Estimate, Memory, Stages
@@ -107,6 +108,8 @@ class Run:
     details: Details | None
     """Details of the last validation."""
     kept: Kept
+    offload: OffloadPart | None
+    """The optimiser's states elsewhere; None where all was in memory."""
     timeline: tuple[StageSpan, ...]
     timeline_batch: int | None
 
@@ -158,6 +161,7 @@ def _run(f: Fields) -> Run:
         plan=_plan(f.inner("plan")) if f.has("plan") else None,
         details=_details(f.objects("epochs")),
         kept=Kept.of(f),
+        offload=OffloadPart.of(f),
         timeline=() if timeline is None else tuple(_stage_span(s) for s in timeline.objects("spans")),
         timeline_batch=None if timeline is None else timeline.whole("batch"),
     )

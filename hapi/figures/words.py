@@ -41,7 +41,8 @@ def bottleneck(run: Run) -> tuple[str, float] | None:
 def summary(run: Run) -> list[str]:
     """Return sentences about the run, the most important first."""
     why = [f"It ended with: {run.ended_why}."] if run.ended_why else []
-    return [*_choice(run), *_course(run), *_estimate(run), *why]
+    offload = [] if run.offload is None else [run.offload.words]
+    return [*_choice(run), *_course(run), *_estimate(run), *offload, *why]
 
 
 def _choice(run: Run) -> Iterator[str]:

@@ -267,7 +267,8 @@ class Trainer:
     def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> StepDone:
         epoch, batch = self._position
         # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
-        with TRACE_LOCK, self.session.tracer.span("train step", "client", epoch=epoch, batch=batch):
+        span = self.session.tracer.span("train step", "client", epoch=epoch, batch=batch)
+        with TRACE_LOCK, span, self.offloading.timed():
             loss = self._step.take(features, labels, epoch, batch)
         self._finite.note(epoch, batch, loss)
         self.progress = Progress(epoch=epoch, batch=batch + 1)

@@ -174,6 +174,34 @@ def test_of_a_plan_in_another_versions_form_the_run_is_shown_all_the_same() -> N
     assert "being profiled" not in words and reader.tags.count("svg") == 3
 
 
+OFFLOAD = {
+    "where": "disk", "why": "the training <b>does not fit</b>", "folders": ["/scratch <x>"], "state_bytes": 800_000_000,
+    "disk_bytes": 2_400_000_000, "bytes_freed": 1_000_000_000, "bytes_a_step": 2_000_000_000, "read_rate": 1e9,
+    "write_rate": 5e8, "step_seconds": 40.0,
+    "cost": {
+        "taken_steps": 20, "redone_steps": 1, "bytes_read": 16_000_000_000, "bytes_written": 24_000_000_000,
+        "waited_seconds": 10.0, "read_seconds": 12.0, "write_seconds": 20.0,
+    },
+}  # fmt: skip
+
+
+def test_states_elsewhere_are_told_with_their_cost() -> None:
+    reader, words = parsed(changed(lambda d: d.update(offload=OFFLOAD)))
+    assert "b" not in reader.tags and "does not fit" in words and "/scratch <x>" in words
+    assert "The optimiser's states were on disk: steps waited for them 25% of their time." in words
+    for cell in ("762.9 MiB", "2.24 GiB", "1.12 GiB", "2.00 s", "1.50 s", "500.0 ms", "1.60 s", "1.25×"):
+        assert f" {cell} " in words, cell
+    assert "953.7 MiB/s" in words
+
+
+@pytest.mark.parametrize(
+    "offload", [{"where": "off", "why": "all fits"}, None, {"where": "disk", "cost": {}}]
+)
+def test_without_offloading_nothing_is_said_of_it(offload: Any) -> None:
+    _, words = parsed(changed(lambda d: d.update(offload=offload)))
+    assert "Offloaded states" not in words
+
+
 def test_an_interrupted_run_says_so() -> None:
     _, words = parsed(changed(lambda d: d.update(epochs=d["epochs"][:2])))
     assert "stopped after 2 of 5 epochs" in words
@@ -192,6 +220,11 @@ def test_an_interrupted_run_says_so() -> None:
         (lambda d: d["plan"]["profile"].update(freeze=99), "freeze 99"),
         (lambda d: d["timeline"]["spans"][0].update(stage="moon"), "expected one of server, network, client"),
         (lambda d: d["plan"]["job"].update(bs=0), "bs is 0"),
+        (
+            lambda d: d.update(offload=OFFLOAD | {"state_bytes": -1}),
+            "report.offload.state_bytes: expected a whole",
+        ),
+        (lambda d: d.update(offload=OFFLOAD | {"cost": 3}), "report.offload.cost: expected an object"),
     ],
 )
 def test_what_is_there_must_be_right(change: Callable[[dict[str, Any]], object], message: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ class Offloading:
         self._price: OffloadPrice | None = None
         self._report: dict[str, Any] | None = None
         self._is_closed = False
+        self._folders: list[Path] = []
+        self._seconds = 0.0
         needed = (choice for choice in session.ranks.gathered(session.offload) if choice and choice.is_needed)
         choice = self._choice = next(needed, session.offload)  # what one rank needs, all do
         if settings.offload == "auto":
@@ -61,9 +65,18 @@ class Offloading:
         self.why = f"asked for by --offload {settings.offload}"
         if choice is not None and choice.is_needed:
             self.why = f"the training does not fit {room} with its {states}"
-        folders = _folders(settings) if self.where == "disk" else []
+        folders = self._folders = _folders(settings) if self.where == "disk" else []
         self._put(step, folders)
         self._announce(folders)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the block's time as that of a step, for the report."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Remove the files; the report stays."""
@@ -77,6 +90,12 @@ class Offloading:
         facts: dict[str, Any] = {"where": self.where, "why": self.why}
         if self.where == "off" or self._costs is None:
             return facts
+        facts |= {
+            "folders": [str(folder) for folder in self._folders],
+            "state_bytes": self._costs.state_bytes,
+            "disk_bytes": self._costs.disk_bytes if self.where == "disk" else self._costs.written,
+            "step_seconds": round(self._seconds, 4),
+        }
         facts |= {"bytes_freed": self._costs.saved, "bytes_a_step": self._costs.read + self._costs.written}
         if self._price is not None:
             facts |= {"read_rate": self._price.read_rate, "write_rate": self._price.write_rate}

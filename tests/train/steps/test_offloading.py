@@ -57,6 +57,8 @@ def test_disk_is_bitwise_memory(remembered: Handler, tmp_path: Path, changes: di
     state, found, facts = trained(remembered, offload="disk", offload_dir=(str(tmp_path),), **changes)
     assert (found, same(state, expected)) == (losses, True)
     assert facts["where"] == "disk" and facts["cost"]["bytes_written"] >= facts["bytes_a_step"] // 2
+    assert facts["folders"] == [str(tmp_path)] and facts["state_bytes"] * 2 < facts["disk_bytes"]
+    assert facts["step_seconds"] >= facts["cost"]["waited_seconds"] > 0
     text = offload_text({"offload": facts})
     assert f"{facts['cost']['taken_steps']} steps read and wrote" in text and str(tmp_path) in text
     assert offload_text({"offload": off}) == ""
