@@ -17,14 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class Action(StrEnum):
-    """Treatment of a layer's activations; the slowest tier that takes any of them names it."""
-
-    KEEP = "keep"
-    HOST = "host"
-    DISK = "disk"
-    RECOMPUTE = "recompute"
+from hapi.offload.layer_memory import Action, Layer, LayerPlan, highest_use, keep_whole, most_saved
 
 
 class Case(StrEnum):
@@ -35,25 +28,6 @@ class Case(StrEnum):
     BALANCED = "3: least time between both ends"
     FITS = "everything fits"
     FIXED = "nothing to choose"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """Costs of one layer in one forward pass, in the order of that pass."""
-
-    name: str
-    flops: float
-    """``FLOP_layer``: operations of its forward pass, which is what computing it a second time takes."""
-    saved_bytes: int
-    """``A_layer``: bytes that it saves for the backward pass, without its input."""
-    input_bytes: int = 0
-    """Its part of ``A_interBlock``: it stays saved whether the layer is computed a second time or not."""
-    recomputable: bool = True
-
-    @property
-    def benefit(self) -> float:
-        """``OB_layer`` (equation 6): operations that a swapped byte spares."""
-        return self.flops / self.saved_bytes if self.saved_bytes else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +75,11 @@ class Machine:
     backward_factor: float = 2.0
     """Operations of a backward pass over those of the forward pass; 2 in the paper."""
 
+    @property
+    def has_tier_below(self) -> bool:
+        """Whether bytes can leave the device at all."""
+        return self.bw_m2s > 0 or self.host_bytes > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -109,8 +88,18 @@ class Problem:
     layers: Sequence[Layer]
     machine: Machine
     traffic: StateTraffic = StateTraffic()
-    other_bytes: int = 0
-    """Bytes that a pass takes beside what layers save: gradients under way, and what is saved outside of them."""
+
+    @property
+    def other_bytes(self) -> int:
+        """Most bytes that a pass takes beside what layers save."""
+        each = (layer.working for layer in self.layers)
+        return max((max(w.forward + w.output, w.after, w.backward) for w in each), default=0)
+
+    @property
+    def fits(self) -> bool:
+        """Say whether the device has room for everything that the layers save."""
+        kept = [keep_whole(layer) for layer in self.layers]
+        return highest_use(self.layers, kept, 0) <= self.machine.device_bytes
 
     @property
     def flop_f(self) -> float:
@@ -120,13 +109,18 @@ class Problem:
     @property
     def all_bytes(self) -> int:
         """``A_all``: bytes saved when nothing is computed a second time."""
-        return sum(layer.saved_bytes + layer.input_bytes for layer in self.layers)
+        return sum(layer.all_bytes for layer in self.layers)
 
     def forced(self, index: int) -> bool:
-        """Say whether a layer is always saved: it cannot be recomputed, has no room to be, or saves nothing."""
-        layer = self.layers[index]
-        room = self.machine.device_bytes - self.machine.buffer_bytes - self.other_bytes
-        return not layer.recomputable or not 0 < layer.saved_bytes <= room
+        """Say whether a layer is always saved: it cannot be recomputed, has no room to be, or saves nothing.
+
+        Without a tier below all that can be is recomputed in however little room: keeping it would take more.
+        """
+        layer, machine = self.layers[index], self.machine
+        if not layer.recomputable or layer.saved_bytes <= 0:
+            return True
+        room = machine.device_bytes - machine.buffer_bytes - self.other_bytes
+        return machine.has_tier_below and layer.saved_bytes > room
 
     @property
     def safe_bytes(self) -> int:
@@ -151,17 +145,6 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerPlan:
-    """Treatment of one layer: its action, and how many of its saved bytes lie in each tier."""
-
-    name: str
-    action: Action
-    kept_bytes: int
-    host_bytes: int
-    disk_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Treatment of every layer and its predicted cost."""
 
@@ -172,6 +155,8 @@ class Plan:
     backward_seconds: float
     peak_bytes: int
     """Most bytes on the device: of saved activations, buffers, and all else that a pass takes."""
+    most_bytes: int
+    """Bytes of saved activations on the device that are never exceeded, those on their way included."""
     case: Case
 
     @property
@@ -274,24 +259,21 @@ def evaluate(problem: Problem, saved: Collection[int], case: Case = Case.FIXED) 
     """
     layers = problem.layers
     chosen = {i for i in range(len(layers)) if i in saved or problem.forced(i)}
-    amounts = [x.input_bytes + (x.saved_bytes if i in chosen else 0) for i, x in enumerate(layers)]
+    amounts = [x.all_bytes if i in chosen else x.input_bytes for i, x in enumerate(layers)]
     total = sum(amounts)
     flop_r = sum(x.flops for i, x in enumerate(layers) if i not in chosen)
-    fits = problem.other_bytes + problem.all_bytes <= problem.machine.device_bytes and len(chosen) == len(
-        layers
-    )
+    fits = len(chosen) == len(layers) and problem.fits
     recomputed = max((x.saved_bytes for i, x in enumerate(layers) if i not in chosen), default=0)
     room = total if fits else problem.kept_bytes + problem.largest_recomputed - recomputed
     plans = _tiers(problem, amounts, chosen, room)
-    kept = sum(plan.kept_bytes for plan in plans)
-    buffers = min(problem.machine.buffer_bytes, sum(plan.host_bytes + plan.disk_bytes for plan in plans))
     moved = 0 if fits else total
     return Plan(
         layers=plans,
         saved_bytes=total,
         forward_seconds=forward_seconds(problem, moved),
         backward_seconds=backward_seconds(problem, moved, flop_r),
-        peak_bytes=problem.other_bytes + kept + recomputed + buffers,
+        peak_bytes=highest_use(layers, plans, problem.machine.buffer_bytes),
+        most_bytes=most_saved(plans, problem.machine.buffer_bytes),
         case=case,
     )
 
@@ -301,14 +283,15 @@ def _tiers(problem: Problem, amounts: list[int], chosen: set[int], room: int) ->
 
     What the last layers save is needed first: it would come back before it has gone. The first layers' time away is
     the longest.
+    Without a tier below all stays, whether it fits or not.
     """
     host_room = problem.machine.host_bytes
     plans = []
     for index in reversed(range(len(amounts))):
-        kept = min(amounts[index], room)
+        kept = min(amounts[index], room) if problem.machine.has_tier_below else amounts[index]
         host = min(amounts[index] - kept, host_room)
         disk = amounts[index] - kept - host
-        room, host_room = room - kept, host_room - host
+        room, host_room = max(0, room - kept), host_room - host
         action = Action.DISK if disk else Action.HOST if host else Action.KEEP
         if index not in chosen:
             action = Action.RECOMPUTE
@@ -340,7 +323,7 @@ def plan_activations(problem: Problem) -> Plan:
         The plan with the fewest seconds of an iteration. It keeps all when all fits.
     """
     everything = range(len(problem.layers))
-    if problem.other_bytes + problem.all_bytes <= problem.machine.device_bytes:
+    if problem.fits:
         return evaluate(problem, everything, Case.FITS)
     order = by_benefit(problem)
     if not order:

@@ -10,10 +10,9 @@ from itertools import combinations
 
 import pytest
 
+from hapi.offload.layer_memory import Action, Layer, Working
 from hapi.offload.planner import (
-    Action,
     Case,
-    Layer,
     Machine,
     Plan,
     Problem,
@@ -32,8 +31,22 @@ from hapi.offload.planner import (
 GB = 10**9
 
 
-def block(name: str, flops: float, saved: int, inputs: int = 0, recomputable: bool = True) -> Layer:
-    return Layer(name=name, flops=flops, saved_bytes=saved, input_bytes=inputs, recomputable=recomputable)
+def block(
+    name: str,
+    flops: float,
+    saved: int,
+    inputs: int = 0,
+    recomputable: bool = True,
+    working: Working = Working(),  # noqa: B008 - frozen
+) -> Layer:
+    return Layer(
+        name=name,
+        flops=flops,
+        saved_bytes=saved,
+        input_bytes=inputs,
+        recomputable=recomputable,
+        working=working,
+    )
 
 
 def machine(**changes: float) -> Machine:
@@ -51,6 +64,7 @@ def random_problem(seed: int) -> Problem:
             rng.choice([0, rng.randrange(1, GB)]),
             rng.randrange(0, GB // 10),
             rng.random() > 0.2,
+            Working(after=rng.randrange(0, GB // 10)),
         )
         for i in range(rng.randrange(1, 14))
     ]
@@ -68,7 +82,6 @@ def random_problem(seed: int) -> Problem:
             backward_factor=rng.uniform(1, 3),
         ),
         traffic=paper_traffic(rng.randrange(0, 10**9)) if rng.random() < 0.5 else StateTraffic(),
-        other_bytes=rng.randrange(0, GB // 10),
     )
 
 
@@ -267,3 +280,14 @@ def test_the_last_layers_stay() -> None:
     layers = [block(str(i), 1e12, GB // 4, recomputable=False) for i in range(6)]
     plan = plan_activations(Problem(layers=layers, machine=machine()))
     assert [layer.action for layer in plan.layers] == [Action.DISK] * 2 + [Action.KEEP] * 4
+
+
+def test_memory_is_that_of_the_worst_moment() -> None:
+    """The first layer works with much where nothing is kept yet; the loss comes when everything is."""
+    first = Working(backward=500, backward_with_own=550)
+    loss = Working(after=300)
+    layers = [block("a", 1.0, 100, working=first), block("b", 1.0, 100), block("c", 1.0, 100, working=loss)]
+    problem = Problem(layers=layers, machine=machine(device_bytes=600))
+    assert problem.fits and plan_activations(problem).peak_bytes == 600
+    without = [*layers[:2], block("c", 1.0, 100)]
+    assert plan_activations(Problem(layers=without, machine=machine(device_bytes=550))).peak_bytes == 550

@@ -31,8 +31,8 @@ def small_resnet() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Tensor], int]] = {
-    "gpt": (SmallGpt, gpt_loss, 3_000_000),
-    "vit": (small_vit, image_loss, 4_000_000),
+    "gpt": (SmallGpt, gpt_loss, 5_000_000),
+    "vit": (small_vit, image_loss, 6_500_000),
     "resnet18": (small_resnet, image_loss, 8_000_000),
 }
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,70 +19,9 @@ from hapi.offload.states.commit_file import CommitFile
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
 
-TESTS = Path(__file__).parents[1]
-TRAINER = """
-import sys, torch
-from pathlib import Path
-from support.offload_loops import *
-folder, steps, loop = Path(sys.argv[1]), int(sys.argv[2]), globals()[sys.argv[3]]
-model = tied_model()
-torch.manual_seed(21)
-optimizer = offloaded(model, torch.optim.AdamW(groups_of(model), lr=1e-2), [folder / "a", folder / "b"])
-print("from", optimizer.steps, flush=True)
-for step in range(optimizer.steps, steps):
-    loop(model, optimizer, step)
-    print(optimizer.steps, flush=True)
-torch.save(model.state_dict(), folder / "model.pt")
-optimizer.close()
-"""
-
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups_of(model), lr=1e-2)
-
-
-def trainer(folder: Path, steps: int, loop: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    command = [sys.executable, "-c", TRAINER, str(folder), str(steps), loop]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def killed_until_done(folder: Path, steps: int, loop: str, kills: int, chance: random.Random) -> int:
-    """Kill the training at random moments, start it again each time, and let the last one end; return the kills."""
-    done = 0
-    for _ in range(kills):
-        process = trainer(folder, steps, loop)
-        assert process.stdout is not None
-        for _ in range(chance.randrange(1, 6)):
-            process.stdout.readline()
-        try:
-            process.wait(chance.random() * 0.01)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            done += 1
-        process.stdout.close()
-        process.wait(60)
-        if (folder / "model.pt").exists():
-            break
-    process = trainer(folder, steps, loop)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
-    return done
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["plain", "clipped", "accumulated"])
-def test_killed_at_random_moments_the_weights_are_the_same(loop: str, tmp_path: Path) -> None:
-    folder, steps, kills = tmp_path / "job", 60, 12
-    folder.mkdir()
-    whole = folder / "whole"
-    whole.mkdir()
-    assert trainer(whole, steps, loop).wait(120) == 0
-    done = killed_until_done(folder, steps, loop, kills, random.Random(loop))
-    assert done >= kills // 2
-    expected, found = (torch.load(path / "model.pt") for path in (whole, folder))
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
-    assert not (folder / "a" / "hapi-offload").exists()
 
 
 def test_a_second_job_is_refused(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_bytes_on_their_way_are_bounded(tmp_path: Path) -> None:
     counters = hooks.swapper.counters
     assert counters.written_bytes == 12 * 262144
     assert 9 * 262144 <= counters.read_bytes <= counters.written_bytes  # the last may not have left yet
-    assert hooks.swapper.counters.peak_bytes <= 600_000 + 262144
+    assert hooks.swapper.counters.peak_bytes <= 600_000 + 2 * 262144  # one is x itself
     hooks.close()
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hapi.allocator import bytes_in_use
 from hapi.cache.disk_rates import measure_disk
 from hapi.models.warm_up import warm_up_libraries
 from hapi.offload.activations.saved import Key
 from hapi.offload.activations.spill import SpillFiles
-from hapi.offload.planner import Layer, Machine
-from hapi.process.free_memory import resident_bytes
+from hapi.offload.activations.watching import MemoryWatch, Moment
+from hapi.offload.layer_memory import Layer
+from hapi.offload.planner import Machine
 
 _LINK_BYTES = 64 << 20
 _CLOCK_SECONDS = 1e-6
@@ -32,6 +32,8 @@ class LayerMeasure:
     seconds: float = 0.0
     saved_bytes: int = 0
     input_bytes: int = 0
+    stored_before: int = 0
+    """Bytes of its input that the layers before it are the first to save."""
     changed_buffers: bool = False
     """Its forward pass changed buffers, so that a second one would change them twice."""
 
@@ -42,9 +44,7 @@ class IterationMeasure:
     def __init__(self, model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> None:
         """Measure layers of a model, by their number in the list."""
         self._model, self._layers = model, layers
-        self.working_bytes = 0
-        """Most memory that the iteration took beside what is stored for layers and the parameters' gradients."""
-        self._gradient_bytes = self._taken_before = 0
+        self.watch = MemoryWatch(model)
         self.order: list[int] = []
         """Numbers of the layers in the order of their first calls."""
         self.highest = [LayerMeasure() for _ in layers]
@@ -55,16 +55,23 @@ class IterationMeasure:
     def begin_pass(self) -> None:
         """Begin a forward pass of the model."""
         if not self.order:
-            with FlopCounterMode(
-                display=False
-            ):  # what torch takes at its first use is no working memory of a pass
+            with FlopCounterMode(display=False):  # what torch takes at its first use is no pass's
                 warm_up_libraries()
-            self._taken_before, self._gradient_bytes = taken_bytes(self._model), self._gradients()
+        self._close_pass()
+        self.watch.begin()
+
+    def end(self) -> None:
+        """End the iteration."""
+        self.watch.end()
+        self._close_pass()
+
+    def _close_pass(self) -> None:
         for high, now in zip(self.highest, self._now, strict=True):
             high.flops = max(high.flops, now.flops)
             high.seconds = max(high.seconds, now.seconds)
             high.saved_bytes = max(high.saved_bytes, now.saved_bytes)
             high.input_bytes = max(high.input_bytes, now.input_bytes)
+            high.stored_before = max(high.stored_before, now.stored_before)
             high.changed_buffers |= now.changed_buffers
         self._now = [LayerMeasure() for _ in self._layers]
         self._between.clear()
@@ -78,6 +85,7 @@ class IterationMeasure:
             layer: its number.
             inputs: bytes of its input, with the layer that has saved them; None if none has so far.
         """
+        self.watch.at(Moment.FORWARD, layer)
         now = self._now[layer]
         for key, saver in inputs.items():
             if key in self._between:
@@ -86,21 +94,12 @@ class IterationMeasure:
             now.input_bytes += key.extent.nbytes
             # Not saved so far: if the layer does not save it either, recomputing it frees so much less.
             self._now[layer if saver is None else saver].saved_bytes -= key.extent.nbytes
+            now.stored_before += 0 if saver is None else key.extent.nbytes
 
     def saved(self, layer: int, key: Key) -> None:
         """Count bytes that a layer is the first to save."""
         self._now[layer].saved_bytes += key.extent.nbytes
         self.largest_bytes = max(self.largest_bytes, key.extent.nbytes)
-
-    def sample(self, stored_bytes: int) -> None:
-        """Look at the memory in use, of which ``stored_bytes`` are those of stored tensors; called at each of them."""
-        working = taken_bytes(self._model) - self._taken_before - stored_bytes
-        if working > self.working_bytes:
-            working -= max(0, self._gradients() - self._gradient_bytes)
-            self.working_bytes = max(self.working_bytes, working)
-
-    def _gradients(self) -> int:
-        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
 
     @contextmanager
     def call(self, layer: int, waited: float) -> Iterator[list[float]]:
@@ -123,6 +122,7 @@ class IterationMeasure:
         with counter:
             yield after
         _synchronize(module)
+        self.watch.at(Moment.AFTER, layer)
         now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
         now.flops += counter.get_total_flops()
         now.changed_buffers |= versions != [buffer._version for buffer in module.buffers()]
@@ -135,11 +135,10 @@ class IterationMeasure:
         Args:
             reasons: why each layer cannot be recomputed; None where it can.
         """
-        self.begin_pass()
         counted = [x for x in self.highest if x.flops and x.seconds > _CLOCK_SECONDS]
         seconds = sum(x.seconds for x in counted)
         rate = sum(x.flops for x in counted) / seconds if counted else 1e9
-        layers = []
+        layers: list[Layer] = []
         for number in self.order:
             x = self.highest[number]
             layers.append(
@@ -148,18 +147,12 @@ class IterationMeasure:
                     flops=x.flops or x.seconds * rate,
                     saved_bytes=max(0, x.saved_bytes),
                     input_bytes=x.input_bytes,
+                    stored_before=x.stored_before,
                     recomputable=reasons[number] is None,
+                    working=self.watch.working(number, sum(layer.all_bytes for layer in layers)),
                 )
             )
         return layers, rate
-
-
-def taken_bytes(model: nn.Module) -> int:
-    """Return the bytes that are in use where the model is: a GPU's tensors, or all of this process."""
-    tensor = next(model.parameters(), None)
-    if tensor is not None and tensor.device.type == "cuda":
-        return torch.cuda.memory_allocated(tensor.device)
-    return bytes_in_use() or resident_bytes()
 
 
 def measured_machine(

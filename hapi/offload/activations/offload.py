@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import types
 import weakref
 from collections.abc import Sequence
@@ -12,16 +13,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from hapi.allocator import give_back_large_blocks, keep_large_blocks
 from hapi.errors import UsageError
+from hapi.offload.activations.calls import recomputed, tensors_in
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
+from hapi.offload.activations.reporting import planned
 from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import ActivationError, LayerRoom, Swapper
-from hapi.offload.planner import Action, Case, Plan, Problem, StateTraffic, evaluate, plan_activations
+from hapi.offload.activations.watching import Moment
+from hapi.offload.layer_memory import Action, highest_use, keep_whole
+from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
 from hapi.units import format_bytes
 
@@ -106,14 +110,14 @@ class ActivationOffload:
         self._largest_input = self._asked_before = 0
         self._given_back = ExitStack()
         weakref.finalize(self, self._given_back.close)
-        self._handle: Any = None
+        self._handles: list[Any] = []
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def install(self) -> ActivationOffload:
         """Put the layers under this object's control; return it."""
         if self._policy == "keep" and self._traffic != StateTraffic():
             self._give_back()  # states are elsewhere because memory is short, and gradients come and go
-        if self._policy == "keep" or self._handle is not None:
+        if self._policy == "keep" or self._handles:
             return self
         this = self
 
@@ -121,7 +125,14 @@ class ActivationOffload:
             if module is this._model:  # and not a copy of it
                 this._begin_pass(args, kwargs)
 
-        self._handle = self._model.register_forward_pre_hook(begin, with_kwargs=True)
+        def end(module: nn.Module, *_: object) -> None:
+            if module is this._model and this._plan is not None:
+                this._swapper.let_leave(sum(layer.kept_bytes for layer in this._plan.layers))
+
+        self._handles = [
+            self._model.register_forward_pre_hook(begin, with_kwargs=True),
+            self._model.register_forward_hook(end),
+        ]
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return this._call(module, args, kwargs)
@@ -129,7 +140,7 @@ class ActivationOffload:
         for _, module in self._layers:  # a bound method: a copy of the module gets one that is bound to it
             self._replaced.append((module, module.__dict__.get("forward")))
             module.forward = types.MethodType(forward, module)
-        self._exempt_parameters()
+        self._exempt(())
         self._start_measuring()
         return self
 
@@ -147,7 +158,7 @@ class ActivationOffload:
         counters, plan, problem = self._swapper.counters, self._plan, self._problem
         known: dict[str, Any] = {
             "policy": self._policy,
-            "state": "kept" if self._handle is None else "measuring" if plan is None else "planned",
+            "state": "kept" if not self._handles else "measuring" if plan is None else "planned",
             "bytes_written": counters.written_bytes,
             "bytes_read": counters.read_bytes,
             "bytes_to_host": counters.host_bytes,
@@ -157,36 +168,9 @@ class ActivationOffload:
             "peak_bytes": counters.peak_bytes,
             "layers": [],
         }
-        if plan is None or problem is None:
-            return known
-        known |= {
-            "case": str(plan.case),
-            "forward_seconds": plan.forward_seconds,
-            "backward_seconds": plan.backward_seconds,
-            "predicted_peak_bytes": plan.peak_bytes,
-            "swapped_bytes": plan.swapped_bytes,
-            "saved_bytes": plan.saved_bytes,
-            "rates": {
-                "flops": problem.machine.thp_g,
-                "disk_read": problem.machine.bw_s2m,
-                "disk_write": problem.machine.bw_m2s,
-            },
-        }
-        reasons = {name: why for (name, _), why in zip(self._layers, self._reasons, strict=True)}
-        known["layers"] = [
-            {
-                "name": layer.name,
-                "action": str(treated.action),
-                "flops": layer.flops,
-                "saved_bytes": layer.saved_bytes,
-                "input_bytes": layer.input_bytes,
-                "kept_bytes": treated.kept_bytes,
-                "host_bytes": treated.host_bytes,
-                "disk_bytes": treated.disk_bytes,
-                "not_recomputed": reasons[layer.name],
-            }
-            for layer, treated in zip(problem.layers, plan.layers, strict=True)
-        ]
+        if plan is not None and problem is not None:
+            reasons = {name: why for (name, _), why in zip(self._layers, self._reasons, strict=True)}
+            known |= planned(problem, plan, reasons)
         return known
 
     def reset_peak(self) -> None:
@@ -195,9 +179,9 @@ class ActivationOffload:
 
     def close(self) -> None:
         """Give the layers back as they were, and the disk's bytes. Call it after backward."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         for module, before in self._replaced:
             if before is None:
                 module.__dict__.pop("forward", None)
@@ -205,6 +189,8 @@ class ActivationOffload:
                 module.forward = before
         self._replaced = []
         self._given_back.close()
+        if self._measure is not None:
+            self._measure.watch.end()
         self._swapper.close()
         if self._files is not None:
             self._files.close()
@@ -218,8 +204,9 @@ class ActivationOffload:
         """Close."""
         self.close()
 
-    def _exempt_parameters(self) -> None:
-        stays = (*self._model.parameters(), *self._model.buffers())
+    def _exempt(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Leave parameters, buffers and the model's input where they are: their owner holds them anyway."""
+        stays = (*self._model.parameters(), *self._model.buffers(), *inputs)
         kept = [tensor.untyped_storage()._cdata for tensor in stays if tensor.layout is torch.strided]
         self._swapper.exempt = frozenset(kept)
 
@@ -227,8 +214,9 @@ class ActivationOffload:
         if not torch.is_grad_enabled():
             return
         self.step_done()
-        self._exempt_parameters()
-        size = sum(tensor.nbytes for tensor in _tensors(args, kwargs))
+        inputs = tensors_in((args, kwargs))
+        self._exempt(inputs)
+        size = sum(tensor.nbytes for tensor in inputs)
         if size > self._largest_input:
             self._largest_input = size
             if self._measure is None:
@@ -240,6 +228,8 @@ class ActivationOffload:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
         self._give_back()
         self._measure = IterationMeasure(self._model, self._layers)
+        self._measure.watch.with_bytes = self._swapper.with_bytes
+        self._swapper.most_bytes = math.inf
         self._asked_before = self._swapper.counters.asked
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
         self._rooms = [shared] * len(self._layers)
@@ -262,7 +252,7 @@ class ActivationOffload:
             return original(*args, **kwargs)
         with self._hooks(number):
             if self._actions[number] is Action.RECOMPUTE and self._why_not(module) is None:
-                return _recomputed(original, args, kwargs)
+                return recomputed(original, args, kwargs)
             return original(*args, **kwargs)
 
     def _original(self, module: nn.Module, number: int | None) -> Any:
@@ -278,30 +268,45 @@ class ActivationOffload:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        keys = [self._swapper.key_of(tensor) for tensor in _tensors(args, kwargs)]
+        keys = [self._swapper.key_of(tensor) for tensor in tensors_in((args, kwargs))]
         inputs = [key for key in keys if key is not None]
         measure.begin_call(number, {key: self._swapper.saver_of(key) for key in inputs})
         waited = self._swapper.counters.waited_seconds
         with self._hooks(number), measure.call(number, waited) as after:
             result = original(*args, **kwargs)
             after.append(self._swapper.counters.waited_seconds)
+            measure.watch.put_out(number, sum(tensor.nbytes for tensor in tensors_in(result)))
         return result
 
     def _hooks(self, number: int) -> AbstractContextManager[Any]:
         name, room = self._layers[number][0], self._rooms[number]
         swapper, measure = self._swapper, self._measure
 
+        if measure is not None:
+            return self._measured_hooks(measure, number, name, room)
+
         def pack(tensor: torch.Tensor) -> SavedTensor:
-            saved, key = swapper.save(tensor, number, name, room)
-            if measure is not None and key is not None:
+            return swapper.save(tensor, number, name, room)[0]
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, swapper.fetch)
+
+    def _measured_hooks(
+        self, measure: IterationMeasure, number: int, name: str, room: LayerRoom
+    ) -> AbstractContextManager[Any]:
+        swapper, watch = self._swapper, measure.watch
+
+        def pack(tensor: torch.Tensor) -> SavedTensor:
+            with watch.paused():
+                saved, key = swapper.save(tensor, number, name, room)
+            if key is not None:
                 measure.saved(number, key)
-                measure.sample(swapper.counters.live_bytes)
+            watch.probe()
             return saved
 
         def unpack(saved: SavedTensor) -> torch.Tensor:
-            if measure is not None:
-                measure.sample(swapper.counters.live_bytes)
-            return swapper.fetch(saved)
+            watch.at(Moment.BACKWARD, number)
+            with watch.paused():
+                return swapper.fetch(saved)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -317,7 +322,7 @@ class ActivationOffload:
         return int(_HOST_SHARE * free) if free else 0
 
     def _make_plan(self, measure: IterationMeasure) -> None:
-        measure.begin_pass()
+        measure.end()
         for number, (_, module) in enumerate(self._layers):
             why = self._why_not(module)
             if why is None and measure.highest[number].changed_buffers:
@@ -326,18 +331,20 @@ class ActivationOffload:
                 why = "it would free nothing: it saves no more than its input"
             self._reasons[number] = why
         layers, rate = measure.planned(self._reasons)
-        buffers = max(self._buffer_bytes, measure.largest_bytes) + measure.largest_bytes
-        others = measure.working_bytes
-        everything = others + sum(layer.saved_bytes + layer.input_bytes for layer in layers)
+        largest = measure.largest_bytes  # beside those on their way there are an operator's own
+        self._swapper.buffer_bytes = max(self._buffer_bytes - largest, largest)
+        buffers = self._swapper.buffer_bytes + largest
+        kept = [keep_whole(layer) for layer in layers]
+        fits = highest_use(layers, kept, 0) <= self._memory
         machine = measured_machine(
             rate,
-            self._files if everything > self._memory else None,  # no rates are needed where all fits
+            None if fits else self._files,  # no rates are needed where all fits
             self._device,
             self._memory,
             self._host_bytes(),
             buffers,
         )
-        problem = Problem(layers=layers, machine=machine, traffic=self._traffic, other_bytes=others)
+        problem = Problem(layers=layers, machine=machine, traffic=self._traffic)
         plan = self._choose(problem)
         free = self._files.free_bytes() if self._files is not None else 0
         if self._files is not None and plan.disk_bytes > free:
@@ -364,7 +371,15 @@ class ActivationOffload:
             number = numbers[treated.name]
             self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
             self._actions[number] = treated.action
+        self._swapper.most_bytes = plan.most_bytes if plan.swapped_bytes else math.inf
         self.reset_peak()
+        if plan.peak_bytes > self._memory:
+            log.warning(
+                "a pass takes %s of activations and working memory, and has %s: %s",
+                format_bytes(plan.peak_bytes),
+                format_bytes(self._memory),
+                "give disk=" if self._files is None else "take a smaller batch, or split larger layers",
+            )
         log.info(
             "activations: %s of %s swapped, %d of %d layers recomputed (%s)",
             format_bytes(plan.swapped_bytes),
@@ -373,28 +388,3 @@ class ActivationOffload:
             len(plan.layers),
             plan.case if plan.case is not Case.FIXED else self._policy,
         )
-
-
-def _recomputed(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a layer whose activations are computed a second time; tensors given by name are saved as inputs too."""
-    names, count = list(kwargs), len(args)
-
-    def positional(*values: Any) -> Any:
-        return original(*values[:count], **dict(zip(names, values[count:], strict=True)))
-
-    return checkpoint(positional, *args, *kwargs.values(), use_reentrant=False, preserve_rng_state=True)
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Tensors among the arguments, in lists and dicts too."""
-    found: list[torch.Tensor] = []
-    waiting: list[Any] = [*args, *kwargs.values()]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-    return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hapi.errors import HapiError
 from hapi.offload.activations.saved import (
@@ -53,8 +55,10 @@ class Counters:
     stored_tensors: int = 0
     shared_tensors: int = 0
     peak_bytes: int = 0
-    """Most saved bytes on the device at once: kept, leaving, and read back."""
+    """Most saved bytes on the device at once: kept, leaving, read back, and those that somebody else still uses."""
     live_bytes: int = 0
+    saved_bytes: int = 0
+    """Saved bytes in all tiers."""
     asked: int = 0
     """Tensors that backward asked for."""
 
@@ -66,14 +70,21 @@ class Swapper:
         """Store on the drives of ``files``; at most ``buffer_bytes`` are on their way in each direction."""
         self.counters = Counters()
         self.exempt: Collection[int] = ()
-        """Addresses of the storages of parameters and buffers, which are never stored."""
-        self._files, self._buffer_bytes = files, buffer_bytes
+        """Addresses of the storages of parameters, buffers and the model's input, which are never stored."""
+        self.most_bytes: float = math.inf
+        """Bytes that :attr:`Counters.live_bytes` stays within, as far as waiting and reading later can help."""
+        self._files = files
+        self.buffer_bytes = buffer_bytes
         self._lock = threading.Condition(threading.Lock())  # not reentrant: the collector may call in
         self._live = LiveNumbers()
         self._leaving = self._back = 0
         self._ahead = self._oldest = 0
         """Numbers of the next bytes to read ahead, and of the oldest that may be alive."""
-        self._dead: deque[tuple[Lies, list[Part], int, LayerRoom]] = deque()
+        self._kept_before: deque[tuple[int, int]] = deque()
+        """Numbers and bytes of kept ones between those that backward needs now and those to read ahead."""
+        self._dead: deque[tuple[Lies, list[Part], int, int, LayerRoom]] = deque()
+        self._used: list[tuple[StorageWeakRef, int, int]] = []
+        """Storages on the device that a running operator, or the model, still uses: their bytes, their number."""
         self._error: OSError | None = None
 
     def save(
@@ -105,14 +116,17 @@ class Swapper:
                 if stored.lies is not Lies.KEPT:
                     stored.waiting += 1
                 return SavedTensor(tensor, name, stored), None
+            number = self._live.next
             stored = StoredBytes(
-                tensor, key.extent, self._live.next, layer, lambda *facts: self._died(room, *facts)
+                tensor, key.extent, number, layer, lambda *facts: self._died(room, number, *facts)
             )
             if not len(self._live):
                 self._oldest = stored.number
             self._live.add(key, stored)
             self._ahead = stored.number
+            self._kept_before.clear()
             self.counters.stored_tensors += 1
+            self.counters.saved_bytes += key.extent.nbytes
             self._place(stored, room)
             return SavedTensor(tensor, name, stored), key
 
@@ -152,9 +166,22 @@ class Swapper:
                 stored.waiting -= 1
             if stored.waiting <= 0 and stored.lies is Lies.BACK:
                 self._back -= stored.extent.nbytes
-                self._count(-stored.extent.nbytes)
+                self._used.append(
+                    (StorageWeakRef(data.untyped_storage()), stored.extent.nbytes, stored.number)
+                )
                 stored.data, stored.lies = None, Lies.AWAY
         return saved.rebuilt(data, stored.extent)
+
+    def with_bytes(self, measure: Callable[[int, int], None]) -> None:
+        """Call ``measure`` with the saved bytes on the device and in all tiers, while no drive changes them."""
+        with self._lock:
+            self._bury()
+            measure(self.counters.live_bytes, self.counters.saved_bytes)
+
+    def let_leave(self, until: int) -> None:
+        """Wait until at most ``until`` bytes are on the device, or none are on their way out: the loss comes now."""
+        with self._lock:
+            self._wait_to_leave(lambda: self.counters.live_bytes <= until)
 
     def settle(self) -> int:
         """Take note of what died; return the number of stored tensors that are alive."""
@@ -188,6 +215,7 @@ class Swapper:
         nbytes = stored.extent.nbytes
         tiers_below = self._files is not None or room.host_limit > 0
         if room.kept + nbytes <= room.kept_limit or not tiers_below:
+            self._wait_to_leave(lambda: self.counters.live_bytes + nbytes <= self.most_bytes)
             room.kept += nbytes
             self._count(nbytes)
             stored.data = None  # the saved tensors hold the storage themselves
@@ -208,11 +236,12 @@ class Swapper:
 
     def _send(self, stored: StoredBytes, files: SpillFiles) -> None:
         nbytes = stored.extent.nbytes
-        started = time.monotonic()
-        while self._leaving and self._leaving + nbytes > self._buffer_bytes:
-            self._lock.wait()
-            self._check()
-        self.counters.waited_seconds += time.monotonic() - started
+        self._wait_to_leave(
+            lambda: (
+                self._leaving + nbytes <= self.buffer_bytes
+                and self.counters.live_bytes + nbytes <= self.most_bytes
+            )
+        )
         if stored.device.type == "cuda":
             stored.data = self._to_host(stored)
             torch.cuda.current_stream(stored.device).synchronize()
@@ -227,6 +256,15 @@ class Swapper:
         for drive, at, start, end in stored.parts:
             drive.write(at, array[start:end], lambda error: self._sent(stored, error))
 
+    def _wait_to_leave(self, has_room: Callable[[], bool]) -> None:
+        """Wait until there is room, or nothing is on its way that would make some."""
+        started = time.monotonic()
+        while self._leaving and not has_room():
+            self._lock.wait()
+            self._check()
+            self._bury()
+        self.counters.waited_seconds += time.monotonic() - started
+
     def _sent(self, stored: StoredBytes, error: OSError | None) -> None:
         """Free the memory of bytes that are on the drives; called in a drive's thread."""
         with self._lock:
@@ -234,7 +272,7 @@ class Swapper:
             stored.under_way -= 1
             if not stored.under_way:
                 self._leaving -= stored.extent.nbytes
-                self._count(-stored.extent.nbytes)
+                self._used.append((stored.owner, stored.extent.nbytes, stored.number))
                 if self._error is None:
                     stored.data, stored.lies = None, Lies.AWAY
             self._lock.notify_all()
@@ -281,21 +319,34 @@ class Swapper:
             self._lock.notify_all()
 
     def _read_ahead(self, number: int) -> None:
-        """Begin to read what was saved before, newest first, while there is room in the buffers."""
+        """Begin to read what was saved before, newest first, while there is room in the buffers.
+
+        What is needed only after more kept bytes than the buffers hold stays away: it would take memory early.
+        """
         self._ahead = min(self._ahead, number - 1)
-        while self._ahead >= self._oldest:
+        while self._kept_before and self._kept_before[0][0] >= number:
+            self._kept_before.popleft()
+        between = sum(nbytes for _, nbytes in self._kept_before)
+        while self._ahead >= self._oldest and between <= self.buffer_bytes:
             stored = self._live.at(self._ahead)
             if stored is not None and stored.lies is Lies.LEAVING:
                 return
             if stored is not None and stored.lies is Lies.AWAY and stored.host is None and stored.waiting:
-                if self._back + self._leaving + stored.extent.nbytes > self._buffer_bytes:
+                if self._back + self._leaving + stored.extent.nbytes > self.buffer_bytes:
+                    return
+                if self.counters.live_bytes + stored.extent.nbytes > self.most_bytes:
                     return
                 self._begin_read(stored)
+            if stored is not None and stored.lies is Lies.KEPT:
+                self._kept_before.append((self._ahead, stored.extent.nbytes))
+                between += stored.extent.nbytes
             self._ahead -= 1
 
-    def _died(self, room: LayerRoom, lies: Lies, parts: list[Part], nbytes: int, layer: int) -> None:
+    def _died(
+        self, room: LayerRoom, number: int, lies: Lies, parts: list[Part], nbytes: int, layer: int
+    ) -> None:
         """Note that bytes are not needed any more; called by the garbage collector, at any moment."""
-        self._dead.append((lies, parts, nbytes, room))
+        self._dead.append((lies, parts, nbytes, number, room))
         if self._lock.acquire(blocking=False):
             try:
                 self._bury()
@@ -303,8 +354,11 @@ class Swapper:
                 self._lock.release()
 
     def _bury(self) -> None:
+        dead: set[int] = set()
         while self._dead:
-            lies, parts, nbytes, room = self._dead.popleft()
+            lies, parts, nbytes, number, room = self._dead.popleft()
+            dead.add(number)
+            self.counters.saved_bytes -= nbytes
             if lies is Lies.KEPT:
                 room.kept -= nbytes
                 self._count(-nbytes)
@@ -315,6 +369,10 @@ class Swapper:
                 self._count(-nbytes)
             if parts and self._files is not None:
                 self._files.give(parts)
+        free = [used for used in self._used if used[2] in dead or used[0].expired()]
+        if free:
+            self._count(-sum(nbytes for _, nbytes, _ in free))
+            self._used = [used for used in self._used if used not in free]
 
     def _count(self, nbytes: int) -> None:
         self.counters.live_bytes += nbytes

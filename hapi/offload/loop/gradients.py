@@ -59,6 +59,10 @@ class GradientSource(Protocol):
     def changes(self) -> Sequence[GradientChange]:
         """Changes so far."""
 
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of it in memory."""
+
 
 class OffloadedGradient(torch.Tensor):
     """A gradient without bytes: norms and elementwise changes are answered from notes, anything else reads it back.
