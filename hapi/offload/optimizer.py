@@ -81,6 +81,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._redone: set[int] = set()
         """Pieces whose values in memory are not those before the step."""
         self._pending = 0
+        self._is_taken_back = False  # whether what this step computed ahead was forgotten
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         self._counts = {"taken_steps": 0, "redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
@@ -133,7 +134,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._engine.drain()
             self._shards.share_values(sorted(wanted))
             self._commit(active, wanted)
-        self._expected.learn(active)
+        self._expected.learn(active, self._is_taken_back)
         self._activations.step_done()
         self._watch.step_done()
         self._begin()
@@ -143,6 +144,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Drop the gradients; with ``set_to_none`` False they become zeros."""
         with self._lifetime.guarded():
             self._undo()
+            self._is_taken_back = False
             for known in self._parameters:
                 if set_to_none or known.parameter.grad is None:
                     known.parameter.grad = None
@@ -286,6 +288,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Prepare for the next step's gradients."""
         self._speculated.clear()
         self._redone.clear()
+        self._is_taken_back = False
         self._pending = 0
         self._waiting = [
             sum(segment.parameter in self._expected.active for segment in piece.segments)
@@ -331,6 +334,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def _take_back(self) -> None:
         """Forget what was computed ahead; the records before are intact."""
+        self._is_taken_back = True
         self._engine.forget_loaded()
         self._speculated.clear()
         self._expected.is_on = False

@@ -222,11 +222,8 @@ class TrainedParameter:
 
     def _whole(self) -> torch.Tensor:
         """The gradient in memory, without its changes: itself or a copy."""
-        if self.is_lent or not self.is_kept:
-            raise GradientGoneError(
-                f"the gradient of {self.name} was consumed as backward made it, and a loop that did not look at "
-                "gradients in its first steps does now; give keep_gradients=True to hapi.offload_training"
-            )
+        if self.is_lent:
+            raise self._gone()
         gradient = self._gradient  # the engine's thread may put it away meanwhile
         if gradient is not None:
             return gradient
@@ -234,7 +231,16 @@ class TrainedParameter:
         flat_view(whole).copy_(self._read(0, self.parameter.numel()))
         return whole
 
+    def _gone(self) -> GradientGoneError:
+        return GradientGoneError(
+            f"the gradient of {self.name} was consumed as backward made it, and is needed again: between backward and "
+            "step the loop changed it, an option, or the weights, which it did not in its first steps; give "
+            "keep_gradients=True to hapi.offload_training"
+        )
+
     def _read(self, start: int, stop: int) -> torch.Tensor:
+        if not self._is_stored:
+            raise self._gone()
         part = torch.empty(stop - start, dtype=self.parameter.dtype)
         self.store.read_gradient(self.gradient_at + start * part.itemsize, bytes_of(part))
         return part

@@ -11,7 +11,7 @@ from hapi.offload.parameters import TrainedParameter
 RECENT_STEPS = 8
 """The most backward passes of so many steps are expected: a last, shorter window of an epoch changes nothing."""
 LEARNING_STEPS = 3
-"""Gradients are kept in so many steps; afterwards only where a loop touched them, or had more passes than before."""
+"""Gradients are kept in so many steps; afterwards only where a loop touched them, or made a step be computed again."""
 
 
 class Expectation:
@@ -74,8 +74,13 @@ class Expectation:
         """Remember that these pieces are complete now."""
         self._arrived += pieces
 
-    def learn(self, active: Sequence[TrainedParameter]) -> None:
-        """Expect what the step did that just ended; ``active`` are the parameters that had a gradient."""
+    def learn(self, active: Sequence[TrainedParameter], was_redone: bool) -> None:
+        """Expect what the step did that just ended.
+
+        Args:
+            active: parameters that had a gradient.
+            was_redone: whether pieces were computed again, for which gradients are needed a second time.
+        """
         arrived, self._arrived = self._arrived, []
         if not active:
             return
@@ -84,7 +89,7 @@ class Expectation:
         self.is_on = self._may_be_on and is_alike and changes == self.changes
         self.changes = changes if is_alike else ()
         passes = max(known.passes for known in active)
-        surprises = 0 < self.passes < passes
+        surprises = was_redone or 0 < self.passes < passes
         self._recent.append(passes)
         self.norms = any(known.norm_wanted for known in active)
         self.active = {known.number for known in active}
