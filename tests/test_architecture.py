@@ -174,12 +174,13 @@ def helpers_of_tests() -> dict[str, list[str]]:
     """Classes at the top of test files by their text, without their names and docstrings; and where each stands."""
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        text = file.read_text(encoding="utf-8")
+        for node in ast.parse(text).body if "\nclass " in text else ():
             if isinstance(node, ast.ClassDef):
                 body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-                text = "\n".join(ast.unparse(part) for part in body)
-                if text.count("\n") >= 3:
-                    found.setdefault(text, []).append(f"{file.name}: {node.name}")
+                content = "\n".join(ast.unparse(part) for part in body)
+                if content.count("\n") >= 3:
+                    found.setdefault(content, []).append(f"{file.name}: {node.name}")
     return found
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -50,12 +52,30 @@ def _is_text(statement: ast.stmt) -> bool:
     )
 
 
-def _documented() -> Iterator[tuple[str, ast.AST, str | None]]:
-    """``path::name``, node and docstring of everything in the tree."""
-    for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        for name, node, text in _names(tree):
-            yield f"{path.relative_to(ROOT)}::{name}", node, text
+class Documented(NamedTuple):
+    """What the tests look at; the trees themselves would fill the memory of all later tests."""
+
+    name: str
+    """``path::name``."""
+    text: str | None
+    is_definition: bool
+    arguments: list[str] | None
+    """Of a function."""
+
+
+@cache
+def _documented() -> tuple[Documented, ...]:
+    """Everything in the tree."""
+    return tuple(
+        Documented(
+            f"{path.relative_to(ROOT)}::{name}",
+            text,
+            isinstance(node, Definition),
+            _arguments(node) if isinstance(node, Function) else None,
+        )
+        for path in MODULES
+        for name, node, text in _names(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+    )
 
 
 def _is_public(name: str) -> bool:
@@ -80,41 +100,41 @@ def _explained(text: str) -> list[str]:
 
 def test_docstrings_begin_with_a_verb_or_a_noun_phrase() -> None:
     wrong = [
-        f"{name}: {text.splitlines()[0]}"
-        for name, _, text in _documented()
-        if text and TRANSLATED.match(text)
+        f"{found.name}: {found.text.splitlines()[0]}"
+        for found in _documented()
+        if found.text and TRANSLATED.match(found.text)
     ]
     assert len(wrong) <= MOST_TRANSLATED, "reword these, as docs/contributing.md says:\n" + "\n".join(wrong)
 
 
 def test_every_public_name_has_a_docstring() -> None:
     missing = [
-        name
-        for name, node, text in _documented()
-        if isinstance(node, Definition) and not text and _is_public(name)
+        found.name
+        for found in _documented()
+        if found.is_definition and not found.text and _is_public(found.name)
     ]
     assert not missing, "say what they are or do:\n" + "\n".join(missing)
 
 
 def test_explained_arguments_exist() -> None:
     wrong = [
-        f"{name}: {argument}"
-        for name, node, text in _documented()
-        if isinstance(node, Function) and text
-        for argument in _explained(text)
-        if argument not in _arguments(node)
+        f"{found.name}: {argument}"
+        for found in _documented()
+        if found.arguments is not None and found.text
+        for argument in _explained(found.text)
+        if argument not in found.arguments
     ]
     assert not wrong, "the function has no such argument; follow its signature:\n" + "\n".join(wrong)
 
 
 def test_many_arguments_are_explained() -> None:
     functions = [
-        (name, bool(_explained(text or "")))
-        for name, node, text in _documented()
-        if isinstance(node, Function)
-        and name.startswith("hapi/")
-        and _is_public(name)
-        and len(_arguments(node)) >= 3
+        (found.name, bool(_explained(found.text or "")))
+        for found in _documented()
+        if found.arguments is not None
+        and found.name.startswith("hapi/")
+        and _is_public(found.name)
+        and len(found.arguments) >= 3
     ]
     bare = [name for name, explained in functions if not explained]
     share = 1 - len(bare) / len(functions)

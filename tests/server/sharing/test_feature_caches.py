@@ -210,6 +210,7 @@ def test_settings_that_would_keep_nothing_are_refused(folder: Path, tmp_path: Pa
         pass
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_what_it_wrote(
     folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
