@@ -85,7 +85,7 @@ def test_a_damaged_model(tmp_path: Path) -> None:
         manifest.write_bytes(flip(manifest.read_bytes())[:500])
         check_problem(exchange(server.port, "GET", "/v1/models/pushed"), 500, "00000001.json")
         listed = exchange(server.port, "GET", "/v1/models").json()["models"]
-        assert listed[0]["name"] == "pushed" and "00000001.json" in listed[0]["problem"]
+        assert listed[0]["name"] == "pushed" and "it is damaged" in listed[0]["problem"]
 
 
 def test_a_replaced_data_set(tmp_path: Path) -> None:
