@@ -18,6 +18,7 @@ from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.verify import verify_model
 from hapi.repository.versions import add_tag
 from hapi.store.local import LocalStore
+from hapi.store.open import open_store
 
 SIZE = 300 << 10
 
@@ -79,6 +80,20 @@ def test_the_live_tensors_of_a_mostly_dead_pack_are_kept_alone(
     assert collect_packs(store) == ()
     assert push_tensors(store, "n", [layer(2), layer(5), layer(6), layer(7)]).new is False
     assert push_tensors(store, "k", [layer(5), layer(2)]).written == 0
+
+
+def test_packs_of_an_object_store_are_packed_anew() -> None:
+    remote = open_store("memory://")
+    push_tensors(remote, "large", [layer(1), layer(2), layer(3, 5001), layer(4)])
+    push_tensors(remote, "m", [layer(3, 5001), layer(2)])
+    remove_model(remote, "large")
+    lines: list[str] = []
+    gone = [
+        info.key for info in collect_packs(remote, note=lines.append) if info.key.endswith(".safetensors")
+    ]
+    assert len(gone) == len(lines) == 1 and not verify_model(remote, "m").damages
+    assert sum(info.size for info in remote.list("repository/packs")) < SIZE + 5001 + 1024
+    assert collect_packs(remote) == ()
 
 
 def test_a_pack_that_is_half_needed_stays(store: LocalStore) -> None:
