@@ -58,16 +58,24 @@ def test_all_kinds_of_steps(service: Service, tmp_path: Path, changes: dict[str,
     assert again.asked == 0
 
 
+STOPPING: dict[str, Any] = {
+    **STEPS, "split": 5, "bs": 16, "request_size": 16, "epochs": 6, "early_stopping": 1, "min_improvement": 0.5,
+    "frozen_precision": "bf16",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stopped(service: Service) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A run that stopped early, without a cache and an interruption."""
+    return train(service, None, **STOPPING)
+
+
 @pytest.mark.parametrize("at", [1, 5, 8])
-def test_resumed_with_early_stopping(service: Service, tmp_path: Path, at: int) -> None:
+def test_resumed_with_early_stopping(service: Service, stopped: Any, tmp_path: Path, at: int) -> None:
     """In the first epoch, between two of an accumulated step, and at the end of the second."""
-    job = {
-        **STEPS, "split": 5, "bs": 16, "request_size": 16, "epochs": 6, "early_stopping": 1, "min_improvement": 0.5,
-        "frozen_precision": "bf16",
-    }  # fmt: skip
-    reference = train(service, None, **job)
+    reference = stopped
     assert reference[0]["ended"]["how"] == "stopped early" and len(reference[0]["epochs"]) > 1
-    kept = {**job, "checkpoint": str(tmp_path / "run.pt")}
+    kept = {**STOPPING, "checkpoint": str(tmp_path / "run.pt")}
     with pytest.raises(KeyboardInterrupt):
         train(service, tmp_path / "cache", Interrupting(at), **kept)
     counting = Counting(service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ def spec_of(name: str) -> ModelSpec:
     return ModelSpec(architecture=name, num_classes=5, weights="random:0", input_shape=(3, 32, 32))
 
 
+@cache
+def net(name: str) -> LayeredModel:
+    """Built once for all types, to be copied: rounding gives its weights away."""
+    return build(spec_of(name))
+
+
 def rounded(model: LayeredModel, name: Precision, last: int) -> LayeredModel:
     twin = in_precision(model, name, CPU, last)
     take_weights(twin, 0, last, CPU)
@@ -43,7 +50,7 @@ def half_units(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", NETS)
 def test_every_cut_gives_the_same_bits_and_stays_close_to_float32(name: str, kind: Precision) -> None:
-    model = build(spec_of(name))
+    model = net(name).over(copy.deepcopy(net(name).module))
     last = model.last_split(NETS[name])
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     exact = model.segment(0, last, frozen=True)(x)
