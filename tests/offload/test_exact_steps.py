@@ -29,6 +29,7 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.gradients import OffloadedGradient
+from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
 
 ADAMW: dict[str, Any] = {"lr": 1e-2}
@@ -70,6 +71,34 @@ def test_steps_are_equal(make: Callable[[], nn.Module], loop: Loop, mode: str, t
     if mode != "serial" and loop is plain:
         assert report["speculated_pieces"] > 0.8 * report["pieces"]
     assert not any(tmp_path.glob("*/*")), "files are removed at the end"
+
+
+def test_windows_are_computed_ahead_in_their_last_pass_and_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    phase = "backward"
+    read = DiskStates.read
+
+    def counted(self: DiskStates, *of: Any) -> None:
+        reads.append(phase)
+        read(self, *of)
+
+    def window(model: nn.Module, optimizer: Any, step: int) -> None:
+        nonlocal phase
+        optimizer.zero_grad()
+        for part in range(4):
+            backward(model, 10 * step + part)
+        phase = "step"
+        optimizer.step()
+        phase = "backward"
+
+    monkeypatch.setattr(DiskStates, "read", counted)
+    model, _, twin, moved = both(tied_model, "adamw", window, 12, [tmp_path / "a", tmp_path / "b"])
+    with moved:
+        assert weights_equal(model, twin)
+        assert moved.report()["speculated_pieces"] > 0.8 * moved.report()["pieces"]
+    assert reads.count("backward") > 12
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
