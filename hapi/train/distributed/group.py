@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from hapi.client.joint.ranks import Ranks, Shared
@@ -50,7 +52,11 @@ class ProcessGroup(Ranks):
         with _explained():
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            store, _, _ = next(rendezvous("env://"))
+            # torchrun keeps its store when it starts ranks again: addresses of dead ones must not be found in it.
+            own = PrefixStore(f"hapi/{launch.restarts}/{launch.size}", store)
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.size)
 
     def __enter__(self) -> Self:
         """Return itself."""
