@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -65,7 +66,11 @@ class ProcessGroup(Ranks):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the others."""
+        """Leave the others.
+
+        What refers to the group must be gone first: its threads would otherwise end while Python does, and abort.
+        """
+        gc.collect()
         dist.destroy_process_group()
 
     # -- values ----------------------------------------------------------------------------------------------
