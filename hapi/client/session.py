@@ -268,7 +268,9 @@ class Session(Closing):
             HapiError: a whole pass did not deliver each of its samples exactly once, or a server or the store
                 failed.
         """
-        planned = list(map(self.job_context.order.part, self.batch_ids(epoch)))
+        planned = self.batch_ids(epoch)
+        if self.ranks.size > 1:
+            planned = list(map(self.job_context.order.part, planned))
         if not planned:
             raise UsageError(
                 "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
