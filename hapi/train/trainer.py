@@ -246,7 +246,8 @@ class Trainer:
             for features, labels in stream:
                 self._running.stepping(epoch, first)
                 self._finite.check_loss()  # of the step before, which the session has waited for
-                self._ranks.settle()
+                if self._ranks.size > 1:
+                    self._ranks.settle()
                 with interrupts.deferred():
                     self._torn = True
                     done = self._take_step(features, labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from hapi.train.steps.optimizer import head_names, make_optimizer
 from hapi.train.steps.precision import Precision
 from hapi.train.steps.settings import AllStepSettings, schedule_of
 from hapi.train.steps.update_spread import UpdateSpread
+
+_NOTHING = nullcontext()
 
 
 def step_seed(seed: int, epoch: int, batch: int, rank: int = 0) -> int:
@@ -108,14 +110,12 @@ class GradientStep:
         self._objective.note(result)
         return result.loss
 
-    @contextmanager
-    def _reduced(self, is_last: bool) -> Iterator[None]:
+    def _reduced(self, is_last: bool) -> AbstractContextManager[None]:
         """Average gradients over the ranks in the last batch of an accumulation only: the sums are the same."""
         if is_last or not isinstance(self.module, DistributedDataParallel):
-            yield
-        else:
-            with self.module.no_sync():
-                yield
+            return _NOTHING
+        found: AbstractContextManager[None] = self.module.no_sync()
+        return found
 
     def _set_rates(self, step: int) -> None:
         """Set the learning rates before backward, within which an offloaded optimiser works ahead."""
