@@ -119,6 +119,12 @@ def test_every_alert_finds_something(printed: dict[str, set[str]]) -> None:
         check_query(rule["expr"], {**printed, "up": set()}, summary)
 
 
+def test_the_rule_of_autoscaling_finds_something(printed: dict[str, set[str]]) -> None:
+    document = yaml.safe_load((DEPLOY / "prometheus" / "scaling.yaml").read_text())
+    for rule in (rule for group in document["groups"] for rule in group["rules"]):
+        check_query(rule["expr"], printed)
+
+
 def test_a_query_of_nothing_is_found(printed: dict[str, set[str]]) -> None:
     """The check itself: names, labels and rates that are not there."""
     for wrong in ("sum(rate(hapi_nonsense_total[5m]))", "sum by (colour) (hapi_tenant_queued)",
