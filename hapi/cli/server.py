@@ -79,6 +79,10 @@ def _serve(loaded: Loaded[ServerSettings]) -> int:
 
     if {"batching", "cos_batch"} <= loaded.origins.keys():
         raise UsageError("--cos-batch: is the fixed COS batch, so --batching has no effect; give one of them")
+    if {"min_cos_batch", "cos_batch"} <= loaded.origins.keys() or (
+        loaded.value.batching == "fixed" and "min_cos_batch" in loaded.origins
+    ):
+        raise UsageError("--min-cos-batch: has no effect beside a fixed COS batch; leave one of them out")
     keep_freed_memory()
     if loaded.value.allow_model:
         search_here()

@@ -238,7 +238,7 @@ class Extraction:
             samples=len(request.ids),
             forward=sizes.forward,
             weights=weights,
-            smallest=fixed or 1,
+            smallest=fixed or min(self._settings.min_cos_batch, largest),
             largest=fixed or largest,
         )
 

@@ -82,6 +82,13 @@ class ServiceSettings(ProviderSettings):
         high=_COUNT,
         unit="count",
     )
+    min_cos_batch: int = setting(
+        "smallest COS batch that a request begins with: where memory has no room for it, the request waits",
+        default=1,
+        low=1,
+        high=_COUNT,
+        unit="count",
+    )
     device_memory: int | None = setting(
         "memory of each device for weights and forward passes (default: 90% of a free GPU, half of the host's)",
         default=None,

@@ -82,6 +82,25 @@ def test_adaptive_takes_what_there_is(folder: Path, known: Known) -> None:
         assert server.service.workers.all[0].memory.held_bytes == 0
 
 
+@pytest.mark.parametrize("batching", ["adaptive", "auto"])
+def test_no_pass_begins_with_fewer_samples_than_the_provider_wants(
+    folder: Path, known: Known, batching: str
+) -> None:
+    with served(folder, batching=batching) as server:
+        asked(server, known)
+        weights = server.service.workers.all[0].cache.resident_bytes
+        room = weights + int(1.2 * ledger_bytes(server, known, 25))
+    with served(folder, batching=batching, min_cos_batch=25, device_memory=room, max_running=4) as server:
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda _: asked(server, known)[0], range(4)))
+        assert all(sum(counts) == 40 and counts[0] >= 25 for counts in answers), answers
+    with served(
+        folder, batching=batching, min_cos_batch=25, device_memory=weights + (room - weights) // 2
+    ) as server:
+        counts, _ = asked(server, known)
+        assert sum(counts) == 40 and counts[0] < 25, "an empty device without the room takes what fits"
+
+
 def ledger_bytes(server: ServedApplication, known: Known, batch: int) -> int:
     """What the server predicts for a COS batch of the known request."""
     request = ExtractRequest.from_json(known.extract(IDS))

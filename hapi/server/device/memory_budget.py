@@ -231,11 +231,12 @@ class DeviceMemory:
         largest = self._observed.ceiling(wanted.key, wanted.largest)
         if self._policy != "auto":
             return BatchBounds(min(wanted.smallest, largest), largest)
-        proposed = self._curves.propose(wanted.key, min(largest, wanted.samples))
+        smallest = min(wanted.smallest, largest)
+        proposed = max(smallest, self._curves.propose(wanted.key, min(largest, wanted.samples)))
         curve = self._curves.curve(wanted.key)
         if curve is None:  # just what is being looked at
             return BatchBounds(proposed, proposed)
-        return BatchBounds(min(wanted.smallest, largest), max(proposed, wanted.smallest), curve)
+        return BatchBounds(smallest, proposed, curve)
 
     def _remember(self, wanted: MemoryRequest) -> None:
         self._forwards.pop(wanted.key, None)
