@@ -14,7 +14,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
 from hapi.errors import UsageError
-from hapi.store.s3 import profile_credentials, s3_settings
+from hapi.store.s3 import credential_provider, s3_settings
 from hapi.units import environment_number
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def connect(url: str) -> Connection:
         settings = s3_settings(os.environ)
         client["allow_http"] = settings.allow_http
         config: Any = settings.config(urlsplit(url).netloc)
-        provider = None if settings.profile is None else profile_credentials(settings.profile)
+        provider = credential_provider(settings, os.environ)
         store = from_url(
             url, config=config, client_options=client, retry_config=retry, credential_provider=provider
         )

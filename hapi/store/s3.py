@@ -5,22 +5,27 @@ The places and their order are those of Amazon's own tools: the environment, the
 identity, instance), for which obstore asks. A profile whose keys come from elsewhere (single sign-on, an
 assumed role, a process) is left to obstore's provider over boto3, which is loaded for such a profile only.
 Plain keys are read here: the same files have region, endpoint and addressing, and boto3 is 36 MB and 0.9 s to import.
+Those of a file are read again while the store is open, because whatever renews them rewrites the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import ipaddress
 from collections.abc import Mapping
 from configparser import ConfigParser, Error
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hapi.errors import UsageError
 from hapi.paths import read_bounded
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 DEFAULT_REGION = "us-east-1"
 """Default region; most stores that are not Amazon's expect it too."""
@@ -36,7 +41,9 @@ _BEFORE_KEYS = ("role_arn", "sso_session", "sso_start_url")
 _AFTER_KEYS = ("login_session", "credential_process")
 """Settings of a profile that has its keys from elsewhere, by whether its own keys go before."""
 _LIFETIME = timedelta(minutes=5)
-"""Time after which boto3 is asked again; it renews what ends within ten minutes."""
+"""Time for which obstore keeps credentials. It asks again five minutes before the end: at nearly every request, but
+at most ten times a second. boto3 renews what ends within ten minutes; a file is read again.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,8 @@ class S3Keys:
     secret_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
     origin: str
+    in_file: bool = False
+    """They are a profile's, whose file may be rewritten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +151,38 @@ def profile_credentials(profile: str) -> Any:
         raise UsageError(f"profile {profile!r}: no credentials: {text}") from None
 
 
+def credential_provider(settings: S3Settings, environment: Mapping[str, str]) -> Any:
+    """Return obstore's provider of credentials that may be renewed while the store is open; None for any others.
+
+    :class:`UsageError` as :func:`profile_credentials`.
+    """
+    if settings.profile is not None:
+        return profile_credentials(settings.profile)
+    if settings.keys is None or not settings.keys.in_file:
+        return None
+    return _FileCredentials(settings.keys, dict(environment))
+
+
+class _FileCredentials:
+    """A profile's keys as its file has them now; the last whole ones while it is rewritten."""
+
+    def __init__(self, keys: S3Keys, environment: Mapping[str, str]) -> None:
+        self._keys, self._environment = keys, environment
+
+    def __call__(self) -> S3Credential:
+        """Return the keys in obstore's form."""
+        with contextlib.suppress(
+            UsageError
+        ):  # half written or gone: the store says where the last ones have expired
+            self._keys = _Profile.chosen(self._environment).keys() or self._keys
+        return {
+            "access_key_id": self._keys.access_key,
+            "secret_access_key": self._keys.secret_key,
+            "token": self._keys.session_token,
+            "expires_at": datetime.now(UTC) + _LIFETIME,
+        }
+
+
 def _virtual_hosts(environment: Mapping[str, str], profile: _Profile, endpoint: str | None) -> bool:
     virtual = profile.addressing_style() == "virtual"
     if "AWS_VIRTUAL_HOSTED_STYLE_REQUEST" in environment:
@@ -200,7 +241,9 @@ class _Profile:
         origin = f"profile {self.name!r}"
         if access and secret:
             token = self.values.get("aws_session_token") or None
-            return S3Keys(access_key=access, secret_key=secret, session_token=token, origin=origin)
+            return S3Keys(
+                access_key=access, secret_key=secret, session_token=token, origin=origin, in_file=True
+            )
         if access or secret:
             missing = "aws_secret_access_key" if access else "aws_access_key_id"
             raise UsageError(f"{origin} in {self.credentials_file} has no {missing}")
