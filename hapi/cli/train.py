@@ -199,8 +199,8 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     if settings.trainers > 1:
         raise UsageError(
             f"--trainers {settings.trainers}: hapi-train averages no gradients between them, so each would train a "
-            f"model of its own; start torchrun --nproc-per-node {settings.trainers} hapi-train, where --bs is the "
-            "whole batch, or share epochs in a loop of your own over hapi.Session"
+            f"model of its own; start torchrun --no-python --nproc-per-node {settings.trainers} hapi-train, where "
+            "--bs is the whole batch, or share epochs in a loop of your own over hapi.Session"
         )
     check_steps(settings)
     for folder in settings.offload_dir:

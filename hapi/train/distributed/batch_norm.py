@@ -24,7 +24,9 @@ def synchronise(module: nn.Module, ranks: Ranks) -> None:
         UsageError: there is one rank only, or torch has no such layer for the device.
     """
     if ranks.size == 1:
-        raise UsageError("--sync-batchnorm needs several ranks: start with torchrun --nproc-per-node N")
+        raise UsageError(
+            "--sync-batchnorm needs several ranks: start with torchrun --no-python --nproc-per-node N hapi-train"
+        )
     if any(parameter.device.type == "cpu" for parameter in module.parameters()):
         raise UsageError("--sync-batchnorm: torch synchronises BatchNorm between GPUs, not on a CPU")
     for name, layer in module.named_children():
