@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hapi.cli.entry import EXIT_INTERRUPTED, Leaving
-from hapi.cli.shared.common import EXIT_FAILED, exit_code, tell
+from hapi.cli.shared.common import exit_code, tell
 from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.train.distributed.launch import Launch
 
 if TYPE_CHECKING:
     from hapi.client.joint.ranks import Ranks
     from hapi.train.settings import TrainSettings
+
+
+LINGER_SECONDS = 20.0
+"""Longest time in which the first rank says what is wrong, before another one does."""
 
 
 def as_launched(settings: TrainSettings, launch: Launch) -> TrainSettings:
@@ -83,15 +88,15 @@ def silent() -> Iterator[None]:
 def along(body: Callable[[], int], program: str, launch: Launch) -> int:
     """Return the exit code of ``body``; its own errors are one line with the rank.
 
-    Wrong settings are wrong on all ranks: the first one says so.
+    Wrong settings are wrong on all ranks, and a lost rank is missed by all: the first one says so. The launcher ends
+    all when one fails, so this one waits for that, and speaks only if it does not come.
     """
     try:
         return body()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except OtherRankError:
-        return EXIT_FAILED
     except HapiError as error:
-        if not isinstance(error, UsageError):
-            tell(program, f"rank {launch.rank}: error: {error}")
+        if isinstance(error, UsageError | OtherRankError):
+            time.sleep(LINGER_SECONDS)
+        tell(program, f"rank {launch.rank}: error: {error}")
         return exit_code(error)

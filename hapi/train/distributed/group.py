@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class ProcessGroup(Ranks):
         self._gpus = [device] if device.type == "cuda" else None
         self._notes: torch.Tensor | None = None
         """Notes of all ranks in the last step, on the device."""
-        self._wants_stop = False
+        self._wants_stop = self._stops = False
         self._plan: Any = None
         self._plan_is_new = False
         self._plans = 0
@@ -66,10 +66,13 @@ class ProcessGroup(Ranks):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the others.
+        """Leave the others; those that stop together wait for the first one, which writes checkpoint and report.
 
         What refers to the group must be gone first: its threads would otherwise end while Python does, and abort.
         """
+        if self._stops:
+            with suppress(OtherRankError):
+                self.gathered(None)
         gc.collect()
         dist.destroy_process_group()
 
@@ -165,6 +168,7 @@ class ProcessGroup(Ranks):
         if notes[_PLAN]:
             self._hand_on_plan()
         if notes[_STOP]:
+            self._stops = True
             raise KeyboardInterrupt
 
     def _hand_on_plan(self) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hapi.cli.shared.ranks import along
 from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.data.epoch_order import EpochOrder, part_of, part_size
-from hapi.errors import OtherRankError, UsageError
+from hapi.errors import HapiError, OtherRankError, StoreError, UsageError
 from hapi.train.distributed.batch_norm import has_batch_norm, synchronise
 from hapi.train.distributed.group import is_lost_rank
 from hapi.train.distributed.launch import launched
@@ -137,3 +138,27 @@ def test_batch_norm_is_found_and_synchronised_between_gpus_only() -> None:
     assert not has_batch_norm(nn.Sequential(nn.SyncBatchNorm(2)))
     with pytest.raises(UsageError, match="needs several ranks"):
         synchronise(layers, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "waits"),
+    [(UsageError("wrong"), 2, True), (OtherRankError("gone"), 1, True), (StoreError("full"), 1, False)],
+)
+def test_another_rank_lets_the_first_one_speak(
+    error: HapiError,
+    code: int,
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launch = launched(TORCHRUN)
+    assert launch is not None
+    waited: list[float] = []
+    monkeypatch.setattr("hapi.cli.shared.ranks.time.sleep", waited.append)
+
+    def failing() -> int:
+        raise error
+
+    assert along(failing, "hapi-train", launch) == code
+    assert bool(waited) == waits
+    assert capsys.readouterr().err == f"hapi-train: rank 3: error: {error}\n"
