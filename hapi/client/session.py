@@ -173,8 +173,8 @@ class Session(Closing):
             tracer: records what happens; None for nothing.
             optimizer_bytes: bytes that the loop's optimiser keeps for each byte of trained parameters, beside
                 gradients (0 for plain SGD, 1 with momentum, 2 for Adam): for the plan's estimate of memory.
-            offload: what the loop can put elsewhere (:func:`hapi.offload_training`), which it does as :attr:`offload`
-                says; None where all stays.
+            offload: what the loop can put elsewhere (:func:`hapi.offload_training`), which it does as the session's
+                ``offload`` says; None where all stays.
             transports: replace the servers of the settings.
             ranks: processes that train one model together; each takes its part of every batch.
 
@@ -292,7 +292,7 @@ class Session(Closing):
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (features, labels) of the validation samples, in ascending order of id.
 
-        With several ranks, those of this one's part of each of :meth:`validation_batches`.
+        With several ranks, those of this one's part of each of ``validation_batches``.
         """
         planned = list(map(self.job_context.order.part, self.validation_batches()))
         fixed = Fixed(self.job_context, self.split, validation=True)

@@ -226,15 +226,24 @@ def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_small_run_measures_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("parts", "goals", "ways"),
+    [
+        (("goals", "swap"), 8, {MEMORY, ACTIVE, NAIVE, SERIAL}),
+        pytest.param(("disks",), 0, {ACTIVE}, marks=pytest.mark.long),  # slow drives take two minutes
+    ],
+)
+def test_a_small_run_measures_and_goes_on(
+    parts: tuple[str, ...], goals: int, ways: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    flags = ["offload", "--quick", "--part", "goals", "--part", "disks", "--part", "swap", "--folder", str(scratch),
+    flags = ["offload", "--quick", *(word for part in parts for word in ("--part", part)), "--folder", str(scratch),
              "--results", str(tmp_path / "found.jsonl")]  # fmt: skip
     assert main([*flags, "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert len(found["goals"]) == 8 and not found["left_out"]
-    assert {row["way"] for row in found["rows"]} >= {MEMORY, ACTIVE, NAIVE, SERIAL}
+    assert len(found["goals"]) == goals and not found["left_out"]
+    assert {row["way"] for row in found["rows"]} >= ways
     assert all(row["moved"] > 0 and row["rate"] > 0 for row in found["rows"] if row["way"] == ACTIVE)
     assert not list(scratch.iterdir())
     capsys.readouterr()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.local_job import open_session, pack_blobs
+from support.local_job import ALLOWED, open_session, pack_blobs
 from torch import nn
 
 from hapi.models.graph.layers import layered
@@ -30,7 +30,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def service_with(store: Path, wanted: MemoryFormat) -> Iterator[Service]:
-    settings = ServerSettings(store=str(store), cos_batch=4, threads=1, memory_format=wanted)
+    settings = ServerSettings(
+        store=str(store), cos_batch=4, threads=1, memory_format=wanted, allow_model=ALLOWED
+    )
     service = Service(settings, open_store(str(store)))
     try:
         yield service

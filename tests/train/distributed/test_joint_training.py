@@ -39,7 +39,7 @@ def jobs(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_ranks_train_as_one_process(ranks: int, tmp_path: Path) -> None:
     wanted_jobs = jobs(tmp_path)
     for name in ("one", "several"):
