@@ -271,8 +271,12 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
 
 def _shared(session: Session) -> str:
     """How several ranks share a batch; nothing of one."""
-    part, ranks = session.job_context.order.part_size(session.settings.bs), session.ranks.size
-    return "" if ranks == 1 else f" ({part} on each of {ranks} ranks)"
+    ranks = session.ranks
+    return (
+        ""
+        if ranks.size == 1
+        else f" ({ranks.largest_part(session.settings.bs)} on each of {ranks.size} ranks)"
+    )
 
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:

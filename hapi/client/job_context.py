@@ -77,6 +77,8 @@ class JobContext:
     validation_ids: IntArray
     order: EpochOrder
     """Order of the training samples, and this trainer's share of them."""
+    ranks: Ranks
+    """Processes of this trainer, which take parts of each of its batches."""
     client_model: ClientModel
     held_out: DatasetDescription
     """Ids of the validation samples."""
@@ -91,6 +93,11 @@ class JobContext:
     shared: FrozenWeights | None = None
     """Frozen weights that other processes of this machine use too; None where each has its own."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> int:
+        """Processes that share an epoch's samples: all ranks of all trainers."""
+        return self.order.trainers * self.ranks.size
 
     @property
     def last_split(self) -> int:
@@ -228,7 +235,7 @@ def _build_context(
 ) -> JobContext:
     servers = connected.servers
     description = choose_dataset(servers, settings.dataset)
-    order = replace(order_of(settings, description), rank=ranks.rank, ranks=ranks.size)
+    order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     shape = check_inputs(description, transform)
     model = open_client_model(
@@ -263,6 +270,7 @@ def _build_context(
         training_ids=training,
         validation_ids=validation,
         order=order,
+        ranks=ranks,
         client_model=model,
         held_out=held_out or description,
         transforms=(

@@ -90,13 +90,12 @@ class Session(Closing):
         tracer: Tracer,
         optimizer_bytes: float,
         offload: OffloadTerms | None = None,
-        ranks: Ranks = ALONE,
     ) -> None:
         """See :meth:`open`, which makes ``job_context`` and ``budget`` from checked settings."""
         self.settings = settings
-        self.ranks = ranks
+        self.ranks = job_context.ranks
         """Processes that train one model together."""
-        self._shared_plan = SharedPlan(ranks)
+        self._shared_plan = SharedPlan(self.ranks)
         self.job_context = job_context
         self.tracer = tracer
         self.device = job_context.device
@@ -191,7 +190,7 @@ class Session(Closing):
         try:
             budget.leave(job_context.embedded_bytes(), ranks.local_size)
             own = tracer or Tracer(enabled=False)
-            return cls(settings, job_context, budget, own, optimizer_bytes, offload, ranks)
+            return cls(settings, job_context, budget, own, optimizer_bytes, offload)
         except BaseException:
             job_context.servers.close()
             job_context.close()
@@ -270,7 +269,7 @@ class Session(Closing):
         """
         planned = self.batch_ids(epoch)
         if self.ranks.size > 1:
-            planned = list(map(self.job_context.order.part, planned))
+            planned = list(map(self.ranks.part, planned))
         if not planned:
             raise UsageError(
                 "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
@@ -294,7 +293,7 @@ class Session(Closing):
 
         With several ranks, those of this one's part of each of ``validation_batches``.
         """
-        planned = list(map(self.job_context.order.part, self.validation_batches()))
+        planned = list(map(self.ranks.part, self.validation_batches()))
         fixed = Fixed(self.job_context, self.split, validation=True)
         return self._passes.deliver(fixed, 0, planned, 0, validation=True)
 
@@ -317,7 +316,7 @@ class Session(Closing):
             return None
         facts = CacheFacts(
             ids=job_context.training_ids,
-            trainers=job_context.order.processes,
+            trainers=job_context.processes,
             budget=0 if folder is None else folder.budget,
             memory_bytes=memory_bound(settings.cache_memory),
             samples=lambda: self.keeping.samples.get(job_context.description.reference),

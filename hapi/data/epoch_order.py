@@ -236,26 +236,6 @@ def trainer_batches(
     return found
 
 
-def part_of(batch: IntArray, rank: int, ranks: int) -> IntArray:
-    """Return the part of one batch that a rank of a joint training takes.
-
-    The parts follow each other in the batch and differ by at most one sample. Where a batch has fewer samples than
-    there are ranks, a rank without one gets the batch's first, which must not count (:func:`part_size`).
-
-    Args:
-        batch: ids of all ranks, int64 [n].
-        rank: number of this rank, from 0.
-        ranks: number of all ranks.
-    """
-    begin, size = len(batch) * rank // ranks, part_size(len(batch), rank, ranks)
-    return batch[begin : begin + size] if size else batch[:1]
-
-
-def part_size(count: int, rank: int, ranks: int) -> int:
-    """Return how many of a batch's ``count`` samples count at ``rank``: 0 where there are too few for all."""
-    return count * (rank + 1) // ranks - count * rank // ranks
-
-
 @dataclass(frozen=True)
 class Shuffle:
     """Kind of an epoch's shuffle: full (``group`` 0), or by chunk windows.
@@ -334,10 +314,6 @@ class EpochOrder:
     trainers: int = 1
     trainer: int = 0
     """Number of this trainer, from 0."""
-    ranks: int = 1
-    """Processes of this trainer, which take parts of each of its batches."""
-    rank: int = 0
-    """Number of this process, from 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trainer < self.trainers:
@@ -368,8 +344,6 @@ class EpochOrder:
     ) -> list[IntArray]:
         """Return this trainer's batches of ``epoch``: ids, by :func:`trainer_batches` of :meth:`sequence`.
 
-        Those of all its ranks; :meth:`part` has this rank's of each.
-
         Args:
             epoch: number from 0.
             ids: all ids that are trained on.
@@ -379,19 +353,6 @@ class EpochOrder:
         """
         sequence = self.sequence(epoch, ids, count)
         return trainer_batches(sequence, batch_size, self.trainer, self.trainers, drop_last=drop_last)
-
-    def part(self, batch: IntArray) -> IntArray:
-        """Return this rank's part of one of its trainer's batches, by :func:`part_of`."""
-        return batch if self.ranks == 1 else part_of(batch, self.rank, self.ranks)
-
-    def part_size(self, batch_size: int) -> int:
-        """Return the most samples that this rank has of a batch of ``batch_size``; at least 1."""
-        return -(-batch_size // self.ranks)
-
-    @property
-    def processes(self) -> int:
-        """Processes that share an epoch's samples: all ranks of all trainers."""
-        return self.trainers * self.ranks
 
     def windows(self, epoch: int = 0) -> ChunkWindows | None:
         """Return the chunk windows that requests tell a server; None for the full permutation."""

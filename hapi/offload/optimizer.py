@@ -380,11 +380,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 self._records.take_over()
                 self._small.restore(committed.extra)
                 log.warning(
-                    "%s holds step %d of this job, which was ended before its time: it goes on there; remove "
-                    "its folder hapi-offload to begin anew",
-                    self._where,
-                    self.steps,
-                )
+                    "%s holds step %d of a job that was ended: it goes on there; remove its folder hapi-offload "
+                    "to begin anew", self._where, self.steps,
+                )  # fmt: skip
             elif any(optimizer.state.values()):
                 self._import(optimizer.state)
         optimizer.state.clear()

@@ -85,7 +85,7 @@ class OffloadCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadTerms:
-    """What a user asks for, and what the optimiser keeps."""
+    """A user's choice of the place, and the optimiser's states."""
 
     wanted: OffloadName
     states: int
@@ -95,7 +95,7 @@ class OffloadTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadChoice:
-    """StatesPlace of the states of a training."""
+    """Place of the states of a training, and its reason."""
 
     where: StatesPlace
     is_needed: bool

@@ -48,7 +48,7 @@ class RunningEpoch:
         planning = self._session.planning
         if planning is None or first:
             return None
-        part = self._session.job_context.order.part
+        part = self._session.ranks.part
         return planning.estimated_seconds(
             epoch, sum(len(part(ids)) for ids in self._session.batch_ids(epoch))
         )

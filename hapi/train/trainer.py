@@ -109,7 +109,7 @@ class Trainer:
         self._running = RunningEpoch(session)
         self._changes = Changes()
         self._states: tuple[tuple[int, int], Mapping[str, checkpoint.Part]] | None = None
-        """What all ranks contributed to the checkpoint at a position."""
+        """Position of a checkpoint, and the states to which all ranks contributed."""
         self._earlier = Totals()
         """Costs of the processes before this one."""
         self._keep = settings.keep

@@ -157,7 +157,7 @@ class Keeping(Closing):
         cache = self._cache(key, validation=validation)
         cache.refresh()
         ids = context.training_ids
-        if self.fills and not validation and context.views is None and context.order.processes == 1:
+        if self.fills and not validation and context.views is None and context.processes == 1:
             self._forecast.begin_pass(cache, counts, ids[in_part(ids, self._part)])
         part = 1.0 if validation else self._part
         return PassFeatures(
@@ -171,7 +171,7 @@ class Keeping(Closing):
             raise UsageError("there is no folder for kept features")
         if key.digest not in self._features:
             taken = sum(cache.memory_bytes for cache in self._features.values())
-            smallest = min(FEWEST_ROWS, context.order.part_size(self._settings.bs))
+            smallest = min(FEWEST_ROWS, context.ranks.largest_part(self._settings.bs))
             description = context.held_out if validation else context.description
             cache = self._features[key.digest] = FeatureCache(
                 context.cache_folder,
@@ -230,7 +230,7 @@ class Keeping(Closing):
         if reuse is not None and not self._always:
             worth = worth and reuse.mode == "keep here" and reuse.cut == source.cut
             part = min(part, reuse.choice.limit)
-        if not worth or not self._settings.drop_last or context.order.processes > 1:
+        if not worth or not self._settings.drop_last or context.processes > 1:
             return np.empty(0, dtype=np.int64)
         ids: IntArray = np.setdiff1d(context.training_ids, np.concatenate(planned), assume_unique=True)
         return ids[in_part(ids, part) & ~source.cache.held(ids)]

@@ -8,7 +8,29 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from hapi.arrays import IntArray
+
 Shared = TypeVar("Shared")
+
+
+def part_of(batch: IntArray, rank: int, ranks: int) -> IntArray:
+    """Return the part of one batch that a rank takes.
+
+    The parts follow each other in the batch and differ by at most one sample. Where a batch has fewer samples than
+    there are ranks, a rank without one gets the batch's first, which must not count (:func:`part_size`).
+
+    Args:
+        batch: ids of all ranks, int64 [n].
+        rank: number of this rank, from 0.
+        ranks: number of all ranks.
+    """
+    begin, size = len(batch) * rank // ranks, part_size(len(batch), rank, ranks)
+    return batch[begin : begin + size] if size else batch[:1]
+
+
+def part_size(count: int, rank: int, ranks: int) -> int:
+    """Return how many of a batch's ``count`` samples count at ``rank``: 0 where there are too few for all."""
+    return count * (rank + 1) // ranks - count * rank // ranks
 
 
 class Ranks:
@@ -31,6 +53,14 @@ class Ranks:
     def is_first(self) -> bool:
         """True for the process that plans, prints and writes files."""
         return self.rank == 0
+
+    def part(self, batch: IntArray) -> IntArray:
+        """Return this rank's part of a batch, by :func:`part_of`."""
+        return part_of(batch, self.rank, self.size)
+
+    def largest_part(self, count: int) -> int:
+        """Return the most samples that a rank has of a batch of ``count``."""
+        return -(-count // self.size)
 
     def shared(self, make: Callable[[], Shared]) -> Shared:
         """Return what ``make`` returns to the first process of this machine, which alone calls it.

@@ -150,9 +150,8 @@ class SplitController:
         return self._profiling.left or self._profiling.under_way
 
     def begin_pass(self, epoch: int, batches: int, *, profiles: bool = True) -> None:
-        """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later.
-
-        Without ``profiles`` the plan comes from elsewhere (:meth:`restore`).
+        """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later, and is left
+        out without ``profiles``: the plan then comes by :meth:`restore`.
         """
         self._last_done = time.monotonic()
         self._reopen()
@@ -222,9 +221,7 @@ class SplitController:
         self._last_done = time.monotonic()
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
-        """Handle a batch at ``split`` that did not fit this side's memory although it should; False if none
-        will.
-        """
+        """Handle a batch at ``split`` that did not fit this side's memory; False if none will."""
         if not self._range.drop_up_to(split):
             return False
         self._keep_within((epoch, batch), split, f"out of memory at split {split}")

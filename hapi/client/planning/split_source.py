@@ -253,7 +253,7 @@ def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: fl
 
 def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudget) -> Job:
     return Job(
-        bs=job_context.order.part_size(settings.bs),
+        bs=job_context.ranks.largest_part(settings.bs),
         samples=_samples_of_an_epoch(settings, job_context),
         epochs=settings.epochs,
         micro_batch=settings.micro_batch,
@@ -273,7 +273,7 @@ def fixed_split(settings: PlanningSettings) -> str:
 
 def _samples_of_an_epoch(settings: DataSettings, job_context: JobContext) -> int:
     """Samples that this trainer uses; at least 1, as an epoch without any is refused when it begins."""
-    count, order = len(job_context.training_ids), job_context.order
+    count, trainers = len(job_context.training_ids), job_context.order.trainers
     if settings.drop_last:
-        return max(1, count // (settings.bs * order.trainers) * order.part_size(settings.bs))
-    return -(-count // order.processes)
+        return max(1, count // (settings.bs * trainers) * job_context.ranks.largest_part(settings.bs))
+    return -(-count // job_context.processes)

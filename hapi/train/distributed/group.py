@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from hapi.client.joint.ranks import Ranks, Shared
+from hapi.client.joint.ranks import Ranks, Shared, part_size
 from hapi.errors import HapiError, OtherRankError
 from hapi.train.distributed.launch import Launch
 
@@ -116,7 +116,7 @@ class ProcessGroup(Ranks):
 
     def rows(self, part: torch.Tensor, count: int) -> torch.Tensor:
         """See :meth:`Ranks.rows`."""
-        sizes = [count * (rank + 1) // self.size - count * rank // self.size for rank in range(self.size)]
+        sizes = [part_size(count, rank, self.size) for rank in range(self.size)]
         own = torch.zeros((max(sizes), *part.shape[1:]), dtype=part.dtype, device=part.device)
         own[: sizes[self.rank]] = part[: sizes[self.rank]]
         found = [torch.empty_like(own) for _ in sizes]

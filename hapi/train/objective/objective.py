@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from hapi.client.joint.ranks import Ranks
-from hapi.data.epoch_order import part_size
+from hapi.client.joint.ranks import Ranks, part_size
 from hapi.train.objective.criterion import Criterion
 from hapi.train.objective.mixing import Targets
 
@@ -24,8 +23,8 @@ class BatchResult:
     """Predictions that are right, a scalar of whole numbers."""
     samples: int
     factor: torch.Tensor | None
-    """What the loss of this rank's part is multiplied by before backward, whose gradients are then averaged over the
-    ranks; None where it is the whole batch.
+    """Multiplies the loss of this rank's part before backward, whose gradients are then averaged over the ranks; None
+    where the part is the whole batch.
     """
     mean_weight: torch.Tensor | None
     """Mean of the weights that the loss is divided by; None when it is divided by the number of samples."""

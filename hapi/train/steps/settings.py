@@ -167,7 +167,7 @@ class AllStepSettings(OffloadSettings, StepSettings, ScheduleSettings, Optimizer
 
     @property
     def offload_terms(self) -> OffloadTerms | None:
-        """What may be offloaded; None where all must stay in memory."""
+        """States that may be offloaded; None where all must stay in memory."""
         if self.offload == "off" or self.optimizer == "rmsprop":
             return None
         drives = max(1, len(self.offload_dir))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hapi.cli.shared.ranks import along
-from hapi.client.joint.ranks import ALONE, Ranks
-from hapi.data.epoch_order import EpochOrder, part_of, part_size
+from hapi.client.joint.ranks import ALONE, Ranks, part_of, part_size
 from hapi.errors import HapiError, OtherRankError, StoreError, UsageError
 from hapi.train.distributed.batch_norm import has_batch_norm, synchronise
 from hapi.train.distributed.group import is_lost_rank
@@ -35,13 +34,10 @@ def test_parts_are_the_batch_in_order_and_even(count: int, ranks: int) -> None:
     assert all(len(part) == max(1, size) for part, size in zip(parts, sizes, strict=True))
     counted = [part[:size] for part, size in zip(parts, sizes, strict=True)]
     assert np.concatenate(counted).tolist() == batch.tolist()
-    order = EpochOrder(seed=0, ranks=ranks, rank=ranks - 1)
-    assert order.part(batch).tolist() == parts[-1].tolist()
-    assert order.part_size(count) == max(1, *sizes) and order.processes == ranks
-
-
-def test_the_order_of_a_checkpoint_knows_no_ranks() -> None:
-    assert EpochOrder(seed=1, ranks=4, rank=2).identity() == EpochOrder(seed=1).identity()
+    last = Ranks()
+    last.rank, last.size = ranks - 1, ranks
+    assert last.part(batch).tolist() == parts[-1].tolist()
+    assert last.largest_part(count) == max(1, *sizes, 0)
 
 
 def test_a_rank_is_found_in_torchruns_environment() -> None:
