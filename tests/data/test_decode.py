@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ def encode(width: int, height: int, mode: str, form: str, seed: int = 0, **optio
 
 
 def of_pillow(data: bytes) -> torch.Tensor | None:
-    """What Pillow alone makes of it; None for an error."""
+    """What Pillow alone makes of it; None for an error, and for as many pixels as it warns of: we refuse those."""
     try:
-        with Image.open(io.BytesIO(data), formats=decode.FORMATS) as image:
-            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=decode.FORMATS) as image:
+                return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except Exception:
         return None
 
