@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def _begun(argv: Sequence[str] | None) -> int:
     if launch is None or launch.rank == 0:
         return _run(_parsed(argv), launch)
     with silent():
-        return along(lambda: _along(_parsed(argv), launch), "hapi-train", launch)
+        return along(lambda: _along(argv, launch), "hapi-train", launch)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -107,8 +108,12 @@ def _run(args: argparse.Namespace, launch: Launch | None) -> int:
             raise
 
 
-def _along(args: argparse.Namespace, launch: Launch) -> int:
+def _along(argv: Sequence[str] | None, launch: Launch) -> int:
     """Train as one of the other ranks, which print and write nothing."""
+    with redirect_stderr(
+        sys.stdout
+    ):  # which goes nowhere: the first rank says what is wrong with the arguments
+        args = _parsed(argv)
     loaded, _ = _loaded(args, launch)
     if args.print_config:
         return EXIT_OK

@@ -88,13 +88,17 @@ def silent() -> Iterator[None]:
 def along(body: Callable[[], int], program: str, launch: Launch) -> int:
     """Return the exit code of ``body``; its own errors are one line with the rank.
 
-    Wrong settings are wrong on all ranks, and a lost rank is missed by all: the first one says so. The launcher ends
-    all when one fails, so this one waits for that, and speaks only if it does not come.
+    Wrong arguments and settings are wrong on all ranks, and a lost rank is missed by all: the first one says so. The
+    launcher ends all when one fails, so this one waits for that, and speaks only if it does not come.
     """
     try:
         return body()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except SystemExit as ended:
+        if ended.code:
+            time.sleep(LINGER_SECONDS)
+        raise
     except HapiError as error:
         if isinstance(error, UsageError | OtherRankError):
             time.sleep(LINGER_SECONDS)

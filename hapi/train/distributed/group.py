@@ -42,7 +42,7 @@ class ProcessGroup(Ranks):
             OtherRankError: they do not come.
         """
         self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
-        self._node, self.device = launch.node, device
+        self._launch, self.device = launch, device
         self._gpus = [device] if device.type == "cuda" else None
         self._notes: torch.Tensor | None = None
         """Notes of all ranks in the last step, on the device."""
@@ -82,16 +82,16 @@ class ProcessGroup(Ranks):
         """See :meth:`Ranks.shared`."""
         made: tuple[bool, Any] | None = None
         failed: HapiError | None = None
-        if self.rank % self.local_size == 0:
+        if self._launch.local_rank == 0:
             try:
                 made = True, make()
             except HapiError as error:
                 made, failed = (False, None), error
-        found = self.gathered((self._node, made))
+        found = self.gathered((self._launch.node, made))
         if failed is not None:
             raise failed
         for node, of_node in found:
-            if node == self._node and of_node is not None:
+            if node == self._launch.node and of_node is not None:
                 if not of_node[0]:
                     raise OtherRankError("the first rank of this machine failed")
                 value: Shared = of_node[1]

@@ -126,6 +126,7 @@ def test_states_on_disk_and_checkpoints_by_ranks(job: Path) -> None:
     ("ranks", "more", "said"),
     [
         (0, ("--trainers", "2"), "start torchrun --no-python --nproc-per-node 2 hapi-train"),
+        (2, ("--batches", "1"), "unknown argument --batches"),
         (2, ("--bs", "1"), "has fewer samples than the 2 ranks"),
         (2, ("--device", "cuda:0"), "every rank takes a GPU of its own"),
         (2, ("--sync-batchnorm",), "between GPUs, not on a CPU"),
