@@ -9,9 +9,13 @@ import torch
 from support.profiler_tools import MIB, heavy
 from torch import nn
 
+from hapi.offload.engine import BUFFERS
+from hapi.offload.engine import PENDING_BYTES as ENGINE_PENDING_BYTES
+from hapi.offload.pieces import PIECE_ELEMENTS
 from hapi.profiler.cost import memory
 from hapi.profiler.offload_costs import (
     BUFFER_BYTES,
+    PENDING_BYTES,
     STATES,
     OffloadCosts,
     OffloadName,
@@ -121,3 +125,8 @@ def test_the_freeze_that_fits() -> None:
     assert freeze(0.6) == 3
     assert freeze(0.3) == 4
     assert freeze(0.3, split=0) is None, "what is frozen then is in this memory"
+
+
+def test_buffers_are_priced_as_the_engine_has_them() -> None:
+    assert BUFFER_BYTES == BUFFERS * 3 * 4 * PIECE_ELEMENTS, "master weights and two states of fp32"
+    assert PENDING_BYTES == ENGINE_PENDING_BYTES
