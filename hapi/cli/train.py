@@ -88,9 +88,9 @@ def _loaded(args: argparse.Namespace, launch: Launch | None) -> tuple[Loaded[Tra
     experiment, overrides = run_folder(settings_file(args, "experiment"), overrides_of(args, TrainSettings))
     loaded: Loaded[TrainSettings] = load(TrainSettings, experiment, overrides, os.environ, VARIABLES)
     loaded = as_kept(loaded)
-    return (
-        loaded if launch is None else replace(loaded, value=as_launched(loaded.value, launch))
-    ), experiment
+    if launch is not None:
+        loaded = replace(loaded, value=as_launched(loaded.value, launch))
+    return loaded, experiment
 
 
 def _run(args: argparse.Namespace, launch: Launch | None) -> int:
@@ -110,9 +110,7 @@ def _run(args: argparse.Namespace, launch: Launch | None) -> int:
 
 def _along(argv: Sequence[str] | None, launch: Launch) -> int:
     """Train as one of the other ranks, which print and write nothing."""
-    with redirect_stderr(
-        sys.stdout
-    ):  # which goes nowhere: the first rank says what is wrong with the arguments
+    with redirect_stderr(sys.stdout):  # nowhere: the first rank says what is wrong with the arguments
         args = _parsed(argv)
     loaded, _ = _loaded(args, launch)
     if args.print_config:
@@ -277,11 +275,9 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
 def _shared(session: Session) -> str:
     """How several ranks share a batch; nothing of one."""
     ranks = session.ranks
-    return (
-        ""
-        if ranks.size == 1
-        else f" ({ranks.largest_part(session.settings.bs)} on each of {ranks.size} ranks)"
-    )
+    if ranks.size == 1:
+        return ""
+    return f" ({ranks.largest_part(session.settings.bs)} on each of {ranks.size} ranks)"
 
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
