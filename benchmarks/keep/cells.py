@@ -45,6 +45,10 @@ def cell_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         seconds = {way: _training(row) for way, row in mine.items()}
         best = min(FORCED, key=lambda way: seconds[way])
+        longest_first = sorted(runs, key=lambda run: -run["planned"])
+        planned = {
+            run["way"]: run for run in longest_first if run["cell"] == cell and run["planned"] >= count
+        }
         found.append(
             {
                 "cell": cell,
@@ -52,9 +56,16 @@ def cell_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "seconds": seconds,
                 "best": best,
                 "over": seconds[OURS] / min(seconds.values()) - 1,
+                "as_best": _did(planned[OURS], count) == _did(planned[best], count),
             }
         )
     return found
+
+
+def _did(run: Mapping[str, Any], count: int) -> list[list[Any]]:
+    """Splits, and what was kept and hit, of the epochs that ran, of the first ``count``."""
+    facts = ("splits", "feature_hits", "features_kept", "cached_samples")
+    return [[epoch.get(fact) for fact in facts] for epoch in run["epochs"][:count]]
 
 
 def _training(row: Row) -> float:
@@ -75,4 +86,6 @@ def cell_table(records: Sequence[Mapping[str, Any]]) -> list[str]:
             + forced
         )
     within = sum(row["over"] <= WITHIN for row in rows)
-    return [*lines, f"  within {WITHIN:.0%} of the shortest: {within} of {len(rows)}"]
+    same = sum(row["as_best"] for row in rows)
+    verdict = f"  within {WITHIN:.0%} of the shortest: {within} of {len(rows)}; "
+    return [*lines, f"{verdict}same splits, kept features and hits as the shortest forced mode: {same}"]

@@ -28,6 +28,15 @@ class DiskRates(NamedTuple):
     write: float | None
 
 
+class WriterPace(NamedTuple):
+    """Seconds of a cache's writer for a byte on the disk; 0 for what was not measured."""
+
+    work: float
+    """Encoding, and handing over to the system."""
+    wait: float
+    """Waiting for the disk at the end of a segment."""
+
+
 class RateMeter:
     """Rate of the last stretch of transfers. Thread-safe."""
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.cache.catalog import RecordLocations
-from hapi.cache.disk_rates import DiskRates, RateMeter
+from hapi.cache.disk_rates import DiskRates, RateMeter, WriterPace
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.folder import CacheFolder
 from hapi.cache.key_file import KeyFile
@@ -79,7 +79,7 @@ class FeatureCache(Closing):
             folder, reference, count, form, key=KeyFile(key.to_json(), key.dataset.name, lines), behind=True
         )
         self._memory = MemoryRows(memory_bytes, count, self.sample_bytes, form)
-        self._decoding = RateMeter()
+        self._decoding, self._putting = RateMeter(), RateMeter()
         self._decoded: Codec | None = None
         """Codec of the last record that was decoded."""
         self.codec = RecordCodec(
@@ -144,6 +144,11 @@ class FeatureCache(Closing):
     def rates(self) -> DiskRates:
         """Return the rates of the disk, of its last 64 MiB; None for what was not measured."""
         return self._records.rates()
+
+    def writer_pace(self) -> WriterPace:
+        """Return the seconds of a put for a byte on the disk, of the last 64 MiB."""
+        work, wait = self._putting.rate, self._records.waits.rate
+        return WriterPace(1 / work if work else 0.0, 1 / wait if wait else 0.0)
 
     def probed_rates(self) -> DiskRates:
         """Return the rates of the disk, of its last 64 MiB or of a probe; None for what could not be measured."""
@@ -260,23 +265,29 @@ class FeatureCache(Closing):
             labels: of the dataset's form, n of them.
             times: of the pass that computed them, by which a codec may be chosen.
         """
-        rows = np.ascontiguousarray(features)
+        began, waited = time.monotonic(), self._records.waited_seconds
+        nbytes = self._put(ids, np.ascontiguousarray(features), labels, times)
+        waited = self._records.waited_seconds - waited
+        self._putting.add(nbytes, time.monotonic() - began - waited)
+        self._memory.add(ids, features, labels)
+
+    def _put(self, ids: IntArray, rows: Bytes, labels: LabelArray, times: PassTimes | None) -> int:
+        """Put rows on the disk; return their bytes as they are stored."""
         codec = self.codec.at(rows, times) if self._records.admits and len(rows) else NONE
         if codec == NONE:
             offsets = np.arange(len(ids) + 1, dtype=np.int64) * self.sample_bytes
             self._records.put(Samples(ids=ids, data=rows.reshape(-1), offsets=offsets, labels=labels))
-        else:
-            new = np.flatnonzero(~self._records.held(ids))
-            for part in _parts(np.full(len(new), self.sample_bytes)):
-                places = new[part]
-                data, lengths, codecs = encode_rows(
-                    codec, [rows[place].data for place in places], self.codec.itemsize
-                )
-                samples = Samples(
-                    ids=ids[places], data=data, offsets=offsets_of(lengths), labels=labels[places]
-                )
-                self._records.put(samples, codecs)
-        self._memory.add(ids, features, labels)
+            return rows.nbytes
+        new, nbytes = np.flatnonzero(~self._records.held(ids)), 0
+        for part in _parts(np.full(len(new), self.sample_bytes)):
+            places = new[part]
+            data, lengths, codecs = encode_rows(
+                codec, [rows[place].data for place in places], self.codec.itemsize
+            )
+            samples = Samples(ids=ids[places], data=data, offsets=offsets_of(lengths), labels=labels[places])
+            self._records.put(samples, codecs)
+            nbytes += int(lengths.sum())
+        return nbytes
 
     def flush(self) -> None:
         """Make what was put available to other processes, present and future. Never raises."""

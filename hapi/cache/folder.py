@@ -199,7 +199,7 @@ class CacheFolder:
         """
         with self.locked():
             sizes = {version: self._counted(version) for version in self._versions()}
-            left = self.budget - sum(sizes.values())
+            left = self.budget - len(_FORMAT) - sum(sizes.values())
             for version in sorted(sizes, key=_used_at) if left < wanted else ():
                 if left < wanted and self._remove(version):
                     left += sizes[version]

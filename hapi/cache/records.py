@@ -100,6 +100,10 @@ class RecordCache(Closing):
         self._reading, self._written = RateMeter(), RateMeter()
         self._unwaited, self._waited = (0, 0.0), False
         """Bytes and seconds of puts since the disk was waited for last, and whether it ever was."""
+        self.waits = RateMeter()
+        """Waits for the disk alone, with the bytes of their segments."""
+        self.waited_seconds = 0.0
+        """Seconds of all of them."""
         if self.path.exists():
             self._attach()
         self._catalogue = Catalogue(self.path, self._seed, count)
@@ -318,10 +322,13 @@ class RecordCache(Closing):
         """Let a full segment reach the disk: else the page cache takes all for a while, and then nothing."""
         began = time.monotonic()
         os.fsync(descriptor)
+        waited = time.monotonic() - began
         nbytes, seconds = self._unwaited
         if not self._waited:
             self._written = RateMeter()
-        self._written.add(nbytes, seconds + time.monotonic() - began)
+        self._written.add(nbytes, seconds + waited)
+        self.waits.add(nbytes, waited)
+        self.waited_seconds += waited
         self._unwaited, self._waited = (0, 0.0), True
 
     def _count_written(self, nbytes: int, seconds: float) -> None:

@@ -164,7 +164,14 @@ def test_estimates_of_one_machine_are_beside_the_epochs() -> None:
 def test_measured_cells_compare_the_choice_with_each_forced_mode() -> None:
     def run(way: str, seconds: list[float], planned: int) -> dict[str, Any]:
         epochs = [
-            {"epoch": i, "loss": 1.0, "seconds": s, "server_cpu": 0.1, "bytes": 1}
+            {
+                "epoch": i,
+                "loss": 1.0,
+                "seconds": s,
+                "server_cpu": 0.1,
+                "bytes": 1,
+                "feature_hits": i * planned,
+            }
             for i, s in enumerate(seconds)
         ]
         return {
@@ -178,6 +185,7 @@ def test_measured_cells_compare_the_choice_with_each_forced_mode() -> None:
     two, twenty = cell_rows(records)
     assert two["epochs"] == 2 and two["over"] == pytest.approx(0.0125)
     assert twenty["over"] == pytest.approx(0.095)
+    assert twenty["as_best"] and not two["as_best"]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,30 @@ def test_the_rate_of_writing_is_that_of_whole_segments(
     assert len(waits) > 5
 
 
+def test_waits_and_the_work_between_them_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's wait for a segment is 20 ms; all else of a put is the writer's work."""
+    waits: list[float] = []
+
+    def slow(descriptor: int) -> None:
+        began = time.monotonic()
+        time.sleep(0.02)
+        waits.append(time.monotonic() - began)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with features_at(tmp_path, budget=16 * 500) as cache:
+        assert cache.writer_pace() == (0.0, 0.0)
+        began = time.monotonic()
+        for sample in range(COUNT):
+            put(cache, [sample])
+        seconds = time.monotonic() - began
+        work, wait = cache.writer_pace()
+    kept = COUNT * KEY.sample_bytes
+    assert wait * kept >= 0.9 * sum(waits), "no more bytes than were kept"
+    assert 0 < work * kept <= seconds - sum(waits) + 0.001
+
+
 def test_the_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
     rates = measure_disk(tmp_path / "not" / "there", 1 << 20)
     assert rates.read is not None and rates.write is not None and min(rates.read, rates.write) > 0

@@ -8,45 +8,58 @@ import numpy as np
 import pytest
 
 from hapi.arrays import IntArray
-from hapi.cache.disk_rates import DiskRates
+from hapi.cache.disk_rates import WriterPace
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast, FillState, seconds_left
 
 MB = 1_000_000
 STATE = FillState(
     wanted=400 * MB, waiting=0, coming=400 * MB, coming_seconds=8.0, epoch_seconds=8.0, batch=MB, line=64 << 20,
-    rate=None, segment=64 * MB, in_segment=0,
+    pace=WriterPace(0.0, 0.0), segment=64 * MB, in_segment=0,
 )  # fmt: skip
 
 
 def test_a_disk_that_never_waits_fills_with_the_epoch() -> None:
     assert seconds_left(STATE) == pytest.approx(8.0)
-    assert seconds_left(replace(STATE, rate=500.0 * MB)) == pytest.approx(8.0)
+    assert seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (500.0 * MB)))) == pytest.approx(8.0)
     assert seconds_left(replace(STATE, wanted=200 * MB)) == pytest.approx(4.0)  # the budget ends it
 
 
 def test_a_slow_disk_takes_its_time_within_the_epoch_and_its_end() -> None:
     """The writer waits six times for 64 MB, the first of which came in 1.28 s; nobody waits for the last 16 MB."""
-    assert seconds_left(replace(STATE, rate=49.9 * MB)) == pytest.approx(1.28 + 6 * 64 / 49.9)
+    assert seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (49.9 * MB)))) == pytest.approx(
+        1.28 + 6 * 64 / 49.9
+    )
+
+
+def test_a_writer_that_works_slower_than_features_come_takes_its_time() -> None:
+    """Encoding takes 20 ns a byte: 8 s for all, where they come in 2 s; without room in the line they come again."""
+    slow = replace(STATE, coming_seconds=2.0, epoch_seconds=2.0, pace=WriterPace(20e-9, 0.0))
+    assert seconds_left(replace(slow, line=1 << 40)) == pytest.approx(8.0)
+    short = seconds_left(slow)
+    assert short is not None and 8.0 <= short < 10.0
+    both = seconds_left(replace(slow, line=1 << 40, pace=WriterPace(20e-9, 1 / (64.0 * MB))))
+    assert both == pytest.approx(8.0 + 6)
 
 
 def test_what_an_epoch_leaves_out_comes_in_the_next_one() -> None:
-    slow = seconds_left(replace(STATE, rate=15.0 * MB))
-    faster = seconds_left(replace(STATE, rate=30.0 * MB))
+    slow = seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (15.0 * MB))))
+    faster = seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (30.0 * MB))))
     assert slow is not None and faster is not None
     assert 16.0 < faster < slow < 40.0  # in epochs of 8 s
 
 
 def test_a_line_that_takes_few_batches_keeps_less_of_an_epoch() -> None:
-    slow = replace(STATE, rate=15.0 * MB)
+    slow = replace(STATE, pace=WriterPace(0.0, 1 / (15.0 * MB)))
     fine, coarse = seconds_left(slow), seconds_left(replace(slow, batch=60 * MB))
     assert fine is not None and coarse is not None and coarse > fine
 
 
 def test_a_fill_that_does_not_end_has_no_forecast() -> None:
-    never = replace(STATE, rate=1e-3, segment=1.0, coming=0.0, waiting=1.0, batch=1.0)
+    never = replace(STATE, pace=WriterPace(0.0, 1e3), segment=1.0, coming=0.0, waiting=1.0, batch=1.0)
     assert seconds_left(never) is None
-    assert seconds_left(replace(STATE, rate=1e-3, segment=1.0, epoch_seconds=1e-6, coming=0.0)) is None
+    ends_at_once = replace(STATE, segment=1.0, epoch_seconds=1e-6, coming=0.0)
+    assert seconds_left(replace(ends_at_once, pace=WriterPace(0.0, 1e3))) is None
 
 
 @dataclass
@@ -70,8 +83,8 @@ class Cache:
     def room(self, samples: int) -> float:
         return self.fits
 
-    def rates(self) -> DiskRates:
-        return DiskRates(None, self.write)
+    def writer_pace(self) -> WriterPace:
+        return WriterPace(0.0, 1 / self.write if self.write else 0.0)
 
 
 @dataclass

@@ -55,7 +55,7 @@ def files(path: Path, prefix: str = "segment-") -> list[Path]:
 
 
 def size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.glob("*@*/*"))
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def crash(cache: SampleCache) -> None:

@@ -1,8 +1,8 @@
 """Forecast of the time after which a run's cache holds all that it has room for, beside the time that it took.
 
-It is made while the cache fills, from what the run has measured by then: the rate of its disk (of the last stretch, so
-also of the part after a fast one), and how fast the training brings new features. Samples that the disk was too slow
-for come again in the next epoch.
+It is made while the cache fills, from what the run has measured by then: the writer's work for a byte and its waits for
+the disk (of the last stretch, so also of the part after a fast one), and how fast the training brings new features.
+Samples that the writer was too slow for come again in the next epoch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hapi.arrays import IntArray
-from hapi.cache.disk_rates import DiskRates
+from hapi.cache.disk_rates import WriterPace
 from hapi.client.caching.counts import KeptCounts
 from hapi.profiler.reuse.job_cost import FLUSH_SECONDS, LINE_BYTES
 
 STEPS = 8
 """A forecast is made whenever a further part of this size is kept."""
-_NO_WAIT = 1e15
-"""Rate of a disk that nothing had to wait for yet."""
+_NO_WORK = 1e-15
+"""Seconds for a byte of a writer that was not measured yet."""
+_NOTHING = 1e-3
+"""Bytes below which none are left."""
 MAX_EPOCHS = 1000
 """Epochs after which a fill counts as one that does not end."""
 
@@ -50,8 +52,8 @@ class Fills(Protocol):
     def room(self, samples: int) -> float:
         """Share of ``samples`` for which there is room."""
 
-    def rates(self) -> DiskRates:
-        """Measured rates of the disk."""
+    def writer_pace(self) -> WriterPace:
+        """Seconds of the writer for a byte on the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,8 @@ class FillState:
     """Bytes of a batch: the line takes whole ones."""
     line: float
     """Bytes that it takes."""
-    rate: float | None
-    """Bytes a second of the disk; None while nothing has had to wait for it."""
+    pace: WriterPace
+    """Seconds of the writer for a byte."""
     segment: float
     """Bytes after which the writer waits for the disk; for those after an epoch's last such wait nobody does."""
     in_segment: float
@@ -105,33 +107,37 @@ def seconds_left(state: FillState) -> float | None:
 def _epoch(state: FillState) -> tuple[float, float]:
     """Return the bytes that an epoch adds, and its seconds until all is kept or until it ends.
 
-    The writer fills a segment with what waits and what comes, then waits for the disk; what comes meanwhile waits in
-    the line as far as that goes. An epoch's end waits until the line is empty.
+    The writer fills a segment with what waits and what comes, as fast as it works or as that comes, then waits for the
+    disk; what comes meanwhile waits in the line as far as that goes. An epoch's end waits until the line is empty.
     """
     seconds = max(state.coming_seconds, 1e-9)
-    brings, sync = state.coming / seconds, max(1.0, state.segment) / (state.rate or _NO_WAIT)
+    segment = max(1.0, state.segment)
+    wait, works = segment * state.pace.wait, 1 / max(_NO_WORK, state.pace.work)
     # One of the batches is in the writer's hands, of which half was written in the mean.
     most_waits = (max(1, state.line // max(1.0, state.batch)) - 0.5) * state.batch
     at, kept, waiting = 0.0, 0.0, state.waiting
-    need = max(0.0, state.segment - state.in_segment)
+    need = max(0.0, segment - state.in_segment)
     while at < seconds + FLUSH_SECONDS:
-        need = min(need, state.wanted - kept)
-        taken = min(need, waiting)
-        waiting -= taken
-        kept += taken
-        missing = need - taken
-        if missing > 0:  # the line is empty
-            came = min(missing, brings * max(0.0, seconds - at))
-            kept += came
-            if came < missing * (1 - 1e-9):
-                return kept, max(at, seconds)
-            at += came / brings
+        comes = state.coming / seconds if at < seconds else 0.0
+        takes = works if waiting > _NOTHING or comes >= works else comes
+        if takes <= 0:  # the epoch has brought all, and the line is empty
+            break
+        need, waits = min(need, state.wanted - kept), waiting
+        step = need / takes
+        if takes > comes and waiting > 0:
+            step = min(step, waiting / (takes - comes))
+        if at < seconds:
+            step = min(step, seconds - at)
+        at, kept, need = at + step, kept + takes * step, need - takes * step
+        waiting = max(0.0, min(max(most_waits, waits), waits + (comes - takes) * step))
         if kept >= state.wanted * (1 - 1e-9):
             return kept, at
-        waiting = min(max(most_waits, waiting), waiting + brings * min(sync, max(0.0, seconds - at)))
-        at += sync
-        need = max(1.0, state.segment)
-    return kept, at
+        if need <= _NOTHING:
+            came = comes * min(wait, max(0.0, seconds - at))
+            waiting = min(max(most_waits, waiting), waiting + came)
+            at += wait
+            need = segment
+    return kept, max(at, seconds)
 
 
 class FillForecast:
@@ -205,7 +211,7 @@ class FillForecast:
                 epoch_seconds=self._epoch_seconds or self._samples / rate_of_coming,
                 batch=samples * each,
                 line=LINE_BYTES * each / max(1, cache.sample_bytes),
-                rate=cache.rates().write,
+                pace=cache.writer_pace(),
                 segment=segment,
                 in_segment=counts.kept * each % segment,
             )
