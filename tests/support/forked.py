@@ -99,6 +99,7 @@ class ForkedProcess:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         start_new_session: bool = False,
+        cwd: Path | None = None,
     ) -> None:
         self.args, self.stdin, self.stdout, self.stderr = list(command), None, None, None
         ends = []
@@ -120,6 +121,7 @@ class ForkedProcess:
             dict(env or os.environ),
             [_Descriptor(end) for end in ends],
             start_new_session,
+            cwd or Path.cwd(),
         )
         self._process = _context().Process(target=_run, args=arguments, daemon=True)
         try:
@@ -192,10 +194,11 @@ def popen(
     return subprocess.Popen(command, text=text, **options)
 
 
-def _run(command: list[str], env: dict[str, str], ends: list[int], new_session: bool) -> None:
+def _run(command: list[str], env: dict[str, str], ends: list[int], new_session: bool, cwd: Path) -> None:
     """In the new process: what the interpreter does with ``-m``."""
     if new_session:
         os.setsid()
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     for number, end in enumerate(ends):

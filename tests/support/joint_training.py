@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from hapi.train.distributed.group import ProcessGroup
 from hapi.train.distributed.launch import launched
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
+from support.forked import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -49,14 +54,77 @@ def train(settings: Mapping[str, Any], ranks: Ranks, folder: Path, name: str) ->
     return report
 
 
+class ForkedRanks:
+    """Ranks on this machine as torchrun starts them, without the seconds that their imports take.
+
+    All are ended when one fails; none is started again. Used as a :class:`subprocess.Popen` is.
+    """
+
+    def __init__(self, count: int, command: Sequence[str], folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115  see communicate
+        common = {
+            "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": count,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        self._failed = 0.0
+        self._ranks = [
+            ForkedProcess(
+                command, cwd=folder, stdout=self._files[0], stderr=self._files[1],
+                env=environment(**{k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}),
+            )
+            for rank in range(count)
+        ]  # fmt: skip
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, in their order."""
+        return [rank.pid for rank in self._ranks]
+
+    @property
+    def returncode(self) -> int:
+        """Exit code of the first rank that failed, 0 if all have ended well."""
+        return next((code for rank in self._ranks if (code := rank.poll())), 0)
+
+    def poll(self) -> int | None:
+        """End all ranks when one has failed; the exit code, None while ranks run."""
+        if self.returncode and not self._failed:
+            self._failed = time.monotonic()
+            self.send_signal(signal.SIGTERM)
+        return None if any(rank.poll() is None for rank in self._ranks) else self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it to all ranks that still run."""
+        for rank in self._ranks:
+            rank.send_signal(number)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait until all have ended and return what all of them said, on stdout and stderr."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            now = time.monotonic()
+            if now > deadline or (self._failed and now > self._failed + 30):
+                self.send_signal(signal.SIGKILL)
+            time.sleep(0.02)
+        said = []
+        for file in self._files:
+            with file:
+                file.seek(0)
+                said.append(file.read())
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the ranks took more than {timeout} s: {said}")
+        return said[0], said[1]
+
+
 def together(jobs: Mapping[str, Mapping[str, Any]], count: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Run ``jobs`` one after the other by ``count`` ranks, and return their reports by name."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [*TORCHRUN, "--nproc-per-node", str(count), __file__, str(folder)]
-    done = subprocess.run(
-        command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    ranks = ForkedRanks(count, [__name__, str(folder)], folder)
+    out, errors = ranks.communicate(500)
+    assert ranks.returncode == 0, out[-3000:] + errors[-3000:]
     found: dict[str, dict[str, Any]] = json.loads((folder / "reports.json").read_text())
     return found
 
@@ -72,14 +140,26 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def hapi_train(ranks: int, *flags: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the command line of ``hapi-train`` by so many ranks; by this process alone for 0."""
+def hapi_train(
+    ranks: int, *flags: str, folder: Path, seconds: float = 250
+) -> subprocess.CompletedProcess[str]:
+    """Run ``hapi-train`` in ``folder`` by so many ranks; by one process that is no rank for 0."""
+    command = ["hapi.cli.train", *flags]
+    if ranks:
+        process = ForkedRanks(ranks, command, folder)
+        out, errors = process.communicate(seconds)
+        return subprocess.CompletedProcess(command, process.returncode, out, errors)
+    alone = ForkedProcess(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, errors = alone.communicate(seconds)
+    return subprocess.CompletedProcess(command, alone.wait(), out, errors)
+
+
+def torchrun(ranks: int, *flags: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line of ``hapi-train`` under torchrun itself."""
     own = [sys.executable, "-c", TRAIN, *flags]
-    if not ranks:
-        return own
-    return [
-        *TORCHRUN, "--nproc-per-node", str(ranks), *options, "--no-python", *own,
-    ]  # fmt: skip
+    return [*TORCHRUN, "--nproc-per-node", str(ranks), *options, "--no-python", *own]
 
 
 def main(folder: Path) -> None:

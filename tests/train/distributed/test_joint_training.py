@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.harness import server
 from support.joint_training import alone, together
 from support.local_job import pack_blobs
 
@@ -16,11 +18,20 @@ COUNT = 118
 """Samples: 94 are trained on. The last batch of 16 has 14, and the last of 23 has 2: none for two of four ranks."""
 
 
-def jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    pack_blobs(folder / "store", count=COUNT)
+MODEL = "support.joint_training:network"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("joint") / "store"
+    pack_blobs(folder, count=COUNT)
+    with server(folder, "--allow-model", MODEL) as running:
+        yield running.url
+
+
+def jobs(folder: Path, url: str) -> dict[str, dict[str, Any]]:
     base = {
-        "store": str(folder / "store"), "dataset": "blobs", "model": "support.joint_training:network",
-        "allow_model": ("support.joint_training:network",), "weights": "random", "freeze": 2, "split": 2, "bs": 16,
+        "server": (url,), "dataset": "blobs", "model": MODEL, "weights": "random", "freeze": 2, "split": 2, "bs": 16,
         "epochs": 3, "lr": 0.01, "optimizer": "adamw", "threads": 1, "cache": "off", "validation": 0.2,
         "metric": ("f1", "top5"),
     }  # fmt: skip
@@ -40,8 +51,8 @@ def jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
-def test_ranks_train_as_one_process(ranks: int, tmp_path: Path) -> None:
-    wanted_jobs = jobs(tmp_path)
+def test_ranks_train_as_one_process(ranks: int, url: str, tmp_path: Path) -> None:
+    wanted_jobs = jobs(tmp_path, url)
     for name in ("one", "several"):
         (tmp_path / name).mkdir()
     found = together(wanted_jobs, ranks, tmp_path / "several")

@@ -1,4 +1,4 @@
-"""``hapi-train`` under torchrun: killed and interrupted ranks, other numbers of them, files and refusals."""
+"""``hapi-train`` by several ranks: killed and interrupted ones, other numbers of them, files and refusals."""
 
 from __future__ import annotations
 
@@ -7,40 +7,51 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.joint_training import ROOT, environment, hapi_train
+from support.harness import server
+from support.joint_training import ROOT, ForkedRanks, environment, hapi_train, torchrun
 from support.local_job import pack_blobs
 
 pytestmark = pytest.mark.slow
 
 COUNT = 131
 EPOCHS = 3
+MODEL = "support.joint_training:network"
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    pack_blobs(tmp_path / "store", count=COUNT)
-    return tmp_path
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks") / "store"
+    pack_blobs(folder, count=COUNT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(store: Path) -> Iterator[str]:
+    with server(store, "--allow-model", MODEL) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def alone(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The epochs of the job by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = hapi_train(0, *flags("--server", url, "--output", "alone"), folder=folder)
+    assert done.returncode == 0, done.stderr
+    return report(folder, "alone")["epochs"]
 
 
 def flags(*more: str) -> list[str]:
     return [
-        "--store", "store", "--dataset", "blobs", "--model", "support.joint_training:network", "--weights", "random",
-        "--freeze", "2", "--split", "2", "--bs", "12", "--lr", "0.01", "--optimizer", "adamw", "--threads", "1",
-        "--epochs", str(EPOCHS), "--accumulate", "2", "--clip-norm", "1", "--ema", "0.9", "--no-progress",
-        "--checkpoint-every", "1", "--cache", "off", *more,
+        "--dataset", "blobs", "--model", MODEL, "--weights", "random", "--freeze", "2", "--split", "2", "--bs", "12",
+        "--lr", "0.01", "--optimizer", "adamw", "--threads", "1", "--epochs", str(EPOCHS), "--accumulate", "2",
+        "--clip-norm", "1", "--ema", "0.9", "--no-progress", "--checkpoint-every", "1", "--cache", "off", *more,
     ]  # fmt: skip
-
-
-def run(job: Path, ranks: int, *more: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        hapi_train(ranks, *flags(*more), options=options),
-        cwd=job, env=environment(), capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
 
 
 def report(job: Path, output: str) -> dict[str, Any]:
@@ -48,18 +59,11 @@ def report(job: Path, output: str) -> dict[str, Any]:
     return found
 
 
-def begin(job: Path, ranks: int, *more: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        hapi_train(ranks, *flags(*more), options=options),
-        cwd=job, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, poll: Callable[[], int | None]) -> None:
     deadline = time.monotonic() + 200
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not path.exists() and poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert path.exists(), process.communicate(timeout=30)
+    assert path.exists(), f"ended with {poll()}"
 
 
 def ranks_below(process: subprocess.Popen[str]) -> list[int]:
@@ -74,52 +78,65 @@ def ranks_below(process: subprocess.Popen[str]) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def check_as_alone(job: Path, output: str) -> None:
-    one = report(job, "alone")
-    ours = report(job, output)
-    assert [e["samples"] for e in ours["epochs"]] == [COUNT] * EPOCHS
-    for own, wanted in zip(ours["epochs"], one["epochs"], strict=True):
+def check_as_alone(alone: list[dict[str, Any]], report: dict[str, Any]) -> None:
+    assert [e["samples"] for e in report["epochs"]] == [COUNT] * EPOCHS
+    for own, wanted in zip(report["epochs"], alone, strict=True):
         assert own["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
 
 
-def test_killed_and_resumed_by_other_numbers_of_ranks(job: Path) -> None:
-    assert run(job, 0, "--output", "alone").returncode == 0
-    process = begin(job, 4, "--output", "shared")
-    wait_for(job / "shared" / "checkpoint.pt", process)
-    os.kill(ranks_below(process)[2], signal.SIGKILL)
+def test_killed_and_resumed_by_other_numbers_of_ranks(
+    url: str, alone: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    kept = tmp_path / "shared" / "checkpoint.pt"
+
+    def begin(ranks: int, *more: str) -> ForkedRanks:
+        return ForkedRanks(ranks, ["hapi.cli.train", *flags("--server", url, *more)], tmp_path)
+
+    process = begin(4, "--output", "shared")
+    wait_for(kept, process.poll)
+    os.kill(process.pids[2], signal.SIGKILL)
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0
     for ranks in (2, 3):
-        process = begin(job, ranks, "--resume", "shared")
-        before = (job / "shared" / "checkpoint.pt").stat().st_mtime_ns
-        while process.poll() is None and (job / "shared" / "checkpoint.pt").stat().st_mtime_ns == before:
+        process = begin(ranks, "--resume", "shared")
+        before = kept.stat().st_mtime_ns
+        while process.poll() is None and kept.stat().st_mtime_ns == before:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=100)
-    done = run(job, 0, "--resume", "shared")
+    done = hapi_train(0, *flags("--server", url, "--resume", "shared"), folder=tmp_path)
     assert done.returncode == 0, said + done.stderr
-    check_as_alone(job, "shared")
+    check_as_alone(alone, report(tmp_path, "shared"))
 
 
-def test_torchrun_starts_the_ranks_again_after_one_died(job: Path) -> None:
-    assert run(job, 0, "--output", "alone").returncode == 0
-    process = begin(job, 2, "--output", "shared", options=("--max-restarts", "1"))
-    wait_for(job / "shared" / "checkpoint.pt", process)
+def test_torchrun_starts_the_ranks_again_after_one_died(
+    store: Path, alone: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The launcher itself, and the ranks' own embedded server."""
+    command = torchrun(
+        2, *flags("--store", str(store), "--output", "shared"), options=("--max-restarts", "1")
+    )
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(tmp_path / "shared" / "checkpoint.pt", process.poll)
     os.kill(ranks_below(process)[1], signal.SIGKILL)
     out, said = process.communicate(timeout=200)
     assert process.returncode == 0, out + said
-    assert report(job, "shared")["resumes"] == 1
-    check_as_alone(job, "shared")
+    assert report(tmp_path, "shared")["resumes"] == 1
+    check_as_alone(alone, report(tmp_path, "shared"))
     assert out.count("run   shared") <= 4 and "rank 1" not in out, "the first rank alone prints"
 
 
-def test_states_on_disk_and_checkpoints_by_ranks(job: Path) -> None:
+def test_states_on_disk_and_checkpoints_by_ranks(url: str, tmp_path: Path) -> None:
     for output, offload in (("memory", ["--offload", "off"]), ("disk", ["--offload", "disk"])):
-        done = run(job, 2, "--output", output, *offload)
+        done = hapi_train(2, *flags("--server", url, "--output", output, *offload), folder=tmp_path)
         assert done.returncode == 0, done.stderr
-    first, second = (torch.load(job / output / "checkpoint.pt")["trained"] for output in ("memory", "disk"))
+    first, second = (
+        torch.load(tmp_path / output / "checkpoint.pt")["trained"] for output in ("memory", "disk")
+    )
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    assert not (job / "disk" / "rank0").exists() or not list((job / "disk" / "rank0").iterdir())
+    assert not (tmp_path / "disk" / "rank0").exists() or not list((tmp_path / "disk" / "rank0").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -134,8 +151,8 @@ def test_states_on_disk_and_checkpoints_by_ranks(job: Path) -> None:
         (2, ("--dataset", "none"), "no dataset"),
     ],
 )
-def test_refused_in_one_line(job: Path, ranks: int, more: tuple[str, ...], said: str) -> None:
-    done = run(job, ranks, "--output", "refused", *more)
+def test_refused_in_one_line(url: str, tmp_path: Path, ranks: int, more: tuple[str, ...], said: str) -> None:
+    done = hapi_train(ranks, *flags("--server", url, "--output", "refused", *more), folder=tmp_path)
     assert done.returncode != 0
     own = [line for line in done.stderr.splitlines() if line.startswith("hapi-train:")]
     assert len(own) == 1 and said in own[0], done.stderr
