@@ -115,6 +115,8 @@ class Tenant:
     sent_bytes: int = 0
     expected_wait: float | None = None
     """Seconds that its next request waits at the server where that is shortest; None: no server takes it."""
+    trainer_wait: float = 0.0
+    """Longest wait of its trainers; 0 too where servers are too old to tell it."""
 
     def add(self, entry: dict[str, Any], *, takes_work: bool) -> None:
         """Add what one server entry."""
@@ -125,11 +127,14 @@ class Tenant:
         if takes_work:
             wait, before = float(entry["expected_wait"]), self.expected_wait
             self.expected_wait = wait if before is None else min(before, wait)
+            self.trainer_wait = max(self.trainer_wait, float(entry.get("trainer_wait", 0.0)))
 
     def line(self, name: str) -> str:
         """Return it in a line."""
         wait = (
-            "no server takes more" if self.expected_wait is None else f"next waits {self.expected_wait:.1f} s"
+            "no server takes more"
+            if self.expected_wait is None
+            else f"next waits {self.expected_wait:.1f} s, trainers wait {self.trainer_wait:.1f} s"
         )
         return (
             f"  tenant {name}: {self.running} running, {self.queued} queued, {self.served} served, "

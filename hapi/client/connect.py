@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from hapi.client.early_checks import local_store
 from hapi.client.joint.ranks import ALONE, Ranks
+from hapi.client.loading.stall_share import StallShare
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
@@ -34,6 +35,8 @@ class Connected:
     embedded: EmbeddedServer | None = None
     embedded_pid: int | None = None
     """Process of the embedded server, which another rank may have started; None without one."""
+    stall: StallShare = field(default_factory=StallShare)
+    """Share of waiting that the servers are told."""
 
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
@@ -69,7 +72,9 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
         HapiError: the store has no dataset, or the embedded server does not start.
     """
     if settings.server:
-        return over(settings, [_transport(settings, url, token) for url in settings.server], settings.store)
+        stall = StallShare()
+        transports = [_transport(settings, url, token, stall) for url in settings.server]
+        return replace(over(settings, transports, settings.store), stall=stall)
     folder = local_store(settings)
     store = settings.store or default_store() if folder is None else folder.url
     started: list[EmbeddedServer] = []
@@ -107,7 +112,9 @@ def over(
     return Connected(servers, [transport.url for transport in transports], store, embedded)
 
 
-def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTransport:
+def _transport(
+    network: NetworkSettings, url: str, token: str | None, stall: StallShare | None = None
+) -> HttpTransport:
     limits = AnswerLimits(
         silence=network.timeout,
         rate=network.slow_server_rate,
@@ -115,7 +122,12 @@ def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTra
         longest=network.answer_timeout,
     )
     return HttpTransport(
-        url, token=token, ca_file=network.ca_file, timeout=network.timeout, answer_limits=limits
+        url,
+        token=token,
+        ca_file=network.ca_file,
+        timeout=network.timeout,
+        answer_limits=limits,
+        stream_headers=dict if stall is None else stall.headers,
     )
 
 

@@ -18,6 +18,7 @@ from hapi.client.early_checks import check_views
 from hapi.client.frozen_weights import FrozenWeights
 from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.loading.job import ExtractionJob
+from hapi.client.loading.stall_share import StallShare
 from hapi.client.memory import move_weights, status_bytes
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import STRATEGY_NAMES, CacheMode, DataSettings, NetworkSettings, SessionSettings
@@ -45,6 +46,8 @@ class JobContext:
     """Everything that a session needs, made by :func:`resolve_job`. Close it."""
 
     servers: ServerPool
+    stall: StallShare
+    """Share of waiting that the servers are told."""
     urls: list[str]
     embedded: EmbeddedServer | None
     embedded_pid: int | None
@@ -249,6 +252,7 @@ def _build_context(
     shared, last_split = shared_weights(device), layered.last_split(freeze)
     return JobContext(
         servers=servers,
+        stall=connected.stall,
         urls=connected.urls,
         embedded=connected.embedded,
         embedded_pid=connected.embedded_pid,

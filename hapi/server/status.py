@@ -26,6 +26,7 @@ from hapi.errors import (
 from hapi.server.context import RequestContext
 from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.stalls import Stalls
 from hapi.server.tenants.accounting import Account, Accounts
 from hapi.wire.messages import ExtractRequest, SamplesRequest
 
@@ -148,6 +149,7 @@ class Board:
     def __init__(self, tenants: Iterable[Tenant], accounts: Accounts | None = None) -> None:
         """Count for ``tenants``, and for ``accounts`` if there are any."""
         self.accounts = accounts
+        self.stalls = Stalls()
         self.tenants: Sequence[Tenant] = ()
         self._counts: dict[str, TenantCounts] = {}
         self.change_tenants(tenants)
@@ -162,6 +164,7 @@ class Board:
         tenants = tuple(tenants)
         self._counts = {t.name: self._counts.get(t.name) or TenantCounts() for t in tenants}
         self.tenants = tenants
+        self.stalls.keep(frozenset(self._counts))
 
     def counts_of(self, tenant: Tenant) -> TenantCounts:
         """Return the counts of ``tenant``; those of one that is not here any more are forgotten at the next change."""

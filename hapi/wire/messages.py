@@ -74,6 +74,8 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 """Header with the seconds after which a request is not wanted any more if it has not begun, from its arrival.
 """
 MAX_DEADLINE = 86400.0
+STALL_HEADER = "X-Hapi-Stalled"
+"""Header with the share of its time, 0 to 1, in which the trainer waits for batches: servers scale by it."""
 CODE_HEADER = "X-Hapi-Code"
 """Header of a stream's answer: the version of the code that computes it (:mod:`hapi.cache.code_version`)."""
 
@@ -272,6 +274,16 @@ def deadline_of(text: str | None) -> float | None:
             f"{DEADLINE_HEADER}: expected a decimal number of seconds above 0, at most {MAX_DEADLINE:.0f}"
         )
     return seconds
+
+
+def stall_of(text: str | None) -> float | None:
+    """Return the share in a :data:`STALL_HEADER`, None without one; :class:`BadRequestError` for anything else."""
+    if text is None:
+        return None
+    share = float(text) if DECIMAL_PATTERN.fullmatch(text) else -1.0
+    if not 0 <= share <= 1:
+        raise BadRequestError(f"{STALL_HEADER}: expected a decimal number from 0 to 1")
+    return share
 
 
 def _job(document: dict[str, Any]) -> str:

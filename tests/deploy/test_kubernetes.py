@@ -354,6 +354,6 @@ def test_servers_are_added_quickly_and_taken_away_slowly() -> None:
 
 def test_trainers_wait_decides_and_not_the_length_of_the_queue() -> None:
     query = recorded()
-    assert "hapi_tenant_expected_wait_seconds" in query
+    assert "hapi_trainer_wait_seconds" in query and "expected_wait" not in query
     assert not re.search(r"queued", query)
     assert re.search(r"or clamp_max\(\s*sum\(.*hapi_requests_running.*, 1\)", query), "slots ask for no more"

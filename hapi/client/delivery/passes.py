@@ -62,6 +62,7 @@ class Passes:
         """Use a session's parts, which it closes itself."""
         self._settings, self._tracer, self._meter = settings, tracer, meter
         self._job_context, self._servers = job_context, job_context.servers
+        self._stall = job_context.stall
         self._device = job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
         self._codecs, self._buffers, self._learned = codecs, buffers, Learned()
@@ -146,6 +147,7 @@ class Passes:
         try:
             for batch in window:
                 report.stall_seconds += time.monotonic() - waiting_since
+                self._stall.goes_on()
                 number, asked = begin + batch.number, _Asked.of(batch)
                 if self._recheck is not None:
                     self._recheck.check(number, batch)
@@ -176,11 +178,13 @@ class Passes:
                         del computed
                 finally:
                     report.client.end()
+                self._stall.waits()
                 waiting_since = time.monotonic()
                 report.seconds = before + waiting_since - started
                 self._tell(splits, meter, number, asked, report.traffic.link, seen)
                 seen = waiting_since
         finally:
+            self._stall.end()
             report.seconds = before + time.monotonic() - started
             report.refused = window.refused
             window.close()

@@ -33,6 +33,7 @@ from hapi.server.http.keys import (
     deadline_of,
     named_in,
     request_id_of,
+    stall_of,
     trace_of,
 )
 from hapi.server.http.metrics import Metrics
@@ -303,17 +304,19 @@ class Application:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         self._check_taking_work()
         arrived, deadline, tenant = time.monotonic(), deadline_of(request), request[TENANT]
+        share = stall_of(request)
         self.admission.check_place(tenant)
         asked = await self._asked(request, self.service.request)
         request[LOGGED] = named_in(asked)
         tenant.access.check(asked)
-        settings = self.service.settings
+        settings, job = self.service.settings, str(request[LOGGED].get("job", ""))
         started = time.monotonic()
         subject = subject_of(asked)
         self.service.watch.check(subject)
         interest = Interest(subject, started + settings.max_request_seconds)
         if deadline is not None:
             deadline -= started - arrived
+        self.board.stalls.begin(tenant.name, job, share, started)
         try:
             cost = self._costs.expected(asked)
             async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
@@ -333,6 +336,7 @@ class Application:
                     return await self._worked_on(request, asked, context, slot)
         finally:
             interest.set()
+            self.board.stalls.end(tenant.name, job, share, time.monotonic())
 
     async def _worked_on(
         self, request: web.Request, asked: Request, context: RequestContext, slot: Slot

@@ -69,6 +69,11 @@ def named_in(asked: Request | WarmUpRequest) -> dict[str, object]:
     return found
 
 
+def stall_of(request: web.Request) -> float | None:
+    """Return the share of waiting that the client tells; None when it tells none."""
+    return messages.stall_of(request.headers.get(messages.STALL_HEADER))
+
+
 def deadline_of(request: web.Request) -> float | None:
     """Return the seconds after which a request that still waits is not wanted any more."""
     return messages.deadline_of(request.headers.get(messages.DEADLINE_HEADER))

@@ -207,6 +207,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "parameters": [
             *named,
             *([_deadline()] if DeadlineError in operation.errors else []),
+            *([_stall()] if operation.answer[0] == MEDIA_TYPE else []),
             _request_id(),
             _header(messages.TRACE_HEADER, TEXT, "W3C Trace Context: logged, and answered as it came."),
         ],
@@ -233,6 +234,11 @@ def _deadline() -> dict[str, Any]:
     described = f"at most {messages.MAX_DEADLINE:.0f}"
     text = f"Seconds from its arrival that the request may wait in the queue: above 0, {described}."
     return _header(messages.DEADLINE_HEADER, schemas.text(messages.DECIMAL_PATTERN), text)
+
+
+def _stall() -> dict[str, Any]:
+    text = "Share of its time, 0 to 1, in which the client's training loop waits for batches."
+    return _header(messages.STALL_HEADER, schemas.text(messages.DECIMAL_PATTERN), text)
 
 
 def _request_id() -> dict[str, Any]:
@@ -340,6 +346,7 @@ def _status() -> Schema:
             "stuck": TEXT,
             "lost_threads": _counts("now", "ever", "most"),
             "scrub": extended(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),
+            "trainers": extended(_counts("jobs"), {"stalled": SECONDS, "wait": SECONDS}),
             "tenants": listed(_tenant()),
             "tenants_in_all": COUNT,
             "running": listed(_running()),
@@ -359,6 +366,7 @@ def _tenant() -> Schema:
             "shed": _counts(*REASONS),
             "cost_seconds": SECONDS,
             "expected_wait": SECONDS,
+            "trainer_wait": SECONDS,
         },
     )
 

@@ -18,6 +18,7 @@ from hapi.server.http.connections import REASONS as REFUSALS
 from hapi.server.http.connections import Connections
 from hapi.server.scheduling.admission import REASONS, Admission
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.stalls import mean
 from hapi.server.scrub import Scrub
 from hapi.server.service import Service
 from hapi.server.settings import ServiceSettings
@@ -52,7 +53,8 @@ class Overview:
     def document(self, state: str, viewer: Tenant) -> dict[str, Any]:
         """Return the answer to ``GET /v1/status``: of tenants, requests and errors those that ``viewer`` may see."""
         now, service, admission = time.monotonic(), self._service, self._admission
-        tenants = sorted(map(self._tenant, filter(viewer.may_see, self._board.tenants)), key=_busiest)
+        seen = list(filter(viewer.may_see, self._board.tenants))
+        tenants = sorted(map(self._tenant, seen), key=_busiest)
         running = [r for r in self._board.requests() if viewer.may_see(r.context.tenant)]
         lost = service.watch.lost
         return {
@@ -74,6 +76,7 @@ class Overview:
             "stuck": service.watch.stuck(),
             "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.limit},
             "scrub": self._scrub.to_json(),
+            "trainers": self._trainers(seen),
             "tenants": tenants[:MOST_SHOWN],
             "tenants_in_all": len(tenants),
             "running": [request.to_json(now) for request in running[:MOST_SHOWN]],
@@ -82,6 +85,17 @@ class Overview:
                 asdict(e) for e in self._board.errors() if viewer.access.whole or e.tenant == viewer.name
             ],
         }
+
+    def _trainers(self, tenants: Sequence[Tenant]) -> dict[str, Any]:
+        """The trainers of ``tenants``: how many jobs tell of themselves, and how they wait."""
+        shares = self._board.stalls.shares([t.name for t in tenants], time.monotonic())
+        wait = max(map(self._trainer_wait, tenants), default=0.0)
+        return {"jobs": len(shares), "stalled": round(mean(shares), 3), "wait": round(wait, 3)}
+
+    def _trainer_wait(self, tenant: Tenant) -> float:
+        """The tenant's expected wait, times the share of their time in which its trainers wait."""
+        share = self._board.stalls.share(tenant.name, time.monotonic())
+        return share and share * self._admission.expected_wait(tenant)
 
     def _tenant(self, tenant: Tenant) -> dict[str, Any]:
         counts = self._board.counts_of(tenant)
@@ -96,6 +110,7 @@ class Overview:
             "sent_bytes": counts.sent_bytes,
             "cost_seconds": round(counts.cost, 3),
             "expected_wait": round(self._admission.expected_wait(tenant), 3),
+            "trainer_wait": round(self._trainer_wait(tenant), 3),
         }
 
     # -- as metrics ------------------------------------------------------------------------------------------
@@ -183,6 +198,11 @@ class Overview:
                 "hapi_tenant_expected_wait_seconds",
                 "Expected wait of the tenant's next request in the queue.",
                 admission.expected_wait,
+            ),
+            (
+                "hapi_trainer_wait_seconds",
+                "Expected wait, times the share of their time in which the tenant's trainers wait for batches.",
+                self._trainer_wait,
             ),
         )
         for name, text, read in gauges:

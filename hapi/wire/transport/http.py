@@ -91,7 +91,8 @@ class HttpTransport:
     """HTTP/1.1 with kept-alive connections, one per request under way. Thread-safe.
 
     ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond
-    that (its own silence does not count).
+    that (its own silence does not count). ``stream_headers`` is asked for further headers when a request for
+    a stream is sent.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class HttpTransport:
         timeout: float = 60.0,
         limits: FrameLimits | None = None,
         answer_limits: AnswerLimits | None = None,
+        stream_headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.url = url.rstrip("/")
         self._address = parse_url(url)
@@ -116,6 +118,7 @@ class HttpTransport:
         self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
         self._timeout = timeout
         self._limits = limits
+        self._stream_headers = stream_headers
         self._response = partial(
             LowWaterResponse, limits=replace(answer_limits or AnswerLimits(), silence=timeout)
         )
@@ -142,7 +145,7 @@ class HttpTransport:
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
-        with self._exchange("POST", path, document) as response:
+        with self._exchange("POST", path, document, headers=self._stream_headers()) as response:
             guard = response.guard
             code = response.headers.get(CODE_HEADER)
             reader = FrameReader(response, self._limits, guard.arriving, code)
