@@ -74,6 +74,7 @@ def stored(root: Path, count: int, freeze: int) -> None:
     assert places == {(e.pack, e.start) for e in map(tunes.base.tensors.__getitem__, backbone)}
 
 
+@pytest.mark.slow
 def test_a_fine_tune_is_its_tail(tmp_path: Path) -> None:
     stored(tmp_path, 1, DEFAULT_FREEZE)
 

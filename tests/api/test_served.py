@@ -67,6 +67,7 @@ def compared(service: Service, store: Path, file: Path) -> tuple[torch.Tensor, t
     return torch.cat([batch.logits for batch in batches]), here, beside
 
 
+@pytest.mark.slow
 def test_frozen_layers_run_on_the_server(service: Service, store: Path, tmp_path: Path) -> None:
     """To the last bits: the server's batches are its own (4 samples here), so kernels may round otherwise."""
     for number, changes in enumerate(({}, {"model": "store:pushed", "weights": "auto"})):

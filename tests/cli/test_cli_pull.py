@@ -41,6 +41,7 @@ def model_file(tmp_path: Path) -> Path:
     return tmp_path / "tuned.safetensors"
 
 
+@pytest.mark.slow
 def test_a_model_file_comes_back_as_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model_file: Path
 ) -> None:

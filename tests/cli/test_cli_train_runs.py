@@ -10,7 +10,6 @@ import pty
 import re
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import ForkedProcess
 from support.harness import (
     ROOT,
     ServerProcess,
@@ -113,16 +113,18 @@ def test_live_progress_on_a_terminal(running: ServerProcess, columns: int) -> No
     """Also on one that does not tell its width (taken for 80); what does not fit is left out, and nothing wraps."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command_line = [
-        sys.executable, "-m", "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10",
-        "--epochs", "1", "--no-output", "--threads", "1",
-        "--split", "1",  # whose outputs are so large that no machine shows 0.0 MB/s
+    command = [
+        "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10", "--epochs", "1", "--no-output",
+        "--threads", "1", "--split", "1",  # whose outputs are so large that no machine shows 0.0 MB/s
     ]  # fmt: skip
-    with subprocess.Popen(command_line, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
+    process = ForkedProcess(command, stdout=slave, stderr=slave, env=environment(TERM="xterm"))
+    try:
         os.close(slave)
         text = _read_all(master)
         assert process.wait(60) == 0
-    os.close(master)
+    finally:
+        process.kill()
+        os.close(master)
     figures = r", loss \d+\.\d{4}, acc \d+\.\d%, lr 0.01" if columns != 30 else ""
     costs = r", (\d+)/s, ([\d.]+) MB/s, stall (\d+)%" if columns == 100 else "()()()"
     shown = re.findall(rf"epoch 0:[^\r]* (\d+)/20 <[\d:?]+{figures}{costs}", text)
@@ -172,7 +174,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.3, 1.2, 2.7, 5.7])
+@pytest.mark.parametrize("delay", [0.3, 2.7, *(pytest.param(s, marks=pytest.mark.long) for s in (1.2, 5.7))])
 def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
     """During the imports, while the embedded server starts, while the model is built."""
     job = start_new_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")

@@ -83,6 +83,7 @@ def test_losses_stay_near_those_of_float32(service: Service) -> None:
         assert losses(frozen_precision="bf16", split=split) == pytest.approx(exact, rel=LOSS_OFF)
 
 
+@pytest.mark.slow
 def test_a_strategy_trains_in_bf16_with_sizes_of_half(service: Service) -> None:
     with open_session(service, frozen_precision="bf16", split="auto", epochs=1, recheck=3) as session:
         trainer_of(session, Silent(), epochs=1).run()
@@ -177,6 +178,7 @@ def test_another_precision_is_another_training(service: Service, tmp_path: Path)
             trainer.run()
 
 
+@pytest.mark.slow
 def test_the_model_file_has_the_frozen_layers_as_they_were(service: Service, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -167,8 +167,8 @@ def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
 @pytest.mark.parametrize(
     "own",
     [
-        pytest.param(1 << 20, id="too small a cache here"),
-        pytest.param(None, id="no cache here", marks=pytest.mark.slow),
+        pytest.param(1 << 20, id="too small a cache here", marks=pytest.mark.slow),
+        pytest.param(None, id="no cache here", marks=pytest.mark.long),
     ],
 )
 def test_a_run_follows_the_choice_and_reports_it(

@@ -61,11 +61,11 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     "changes",
     [
         pytest.param({"split": 0}, id="stored samples"),
-        pytest.param({"split": 5, "validation": 1 / 3}, id="the middle"),
-        pytest.param({"split": LAST, "validation": "held"}, id="the last split"),
+        pytest.param({"split": 5, "validation": 1 / 3}, id="the middle", marks=pytest.mark.slow),
+        pytest.param({"split": LAST, "validation": "held"}, id="the last split", marks=pytest.mark.slow),
         pytest.param({"split": "auto"}, id="auto"),
         pytest.param({"split": 5, "frozen_precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
-        pytest.param({"split": LAST, "frozen_precision": "fp16"}, id="fp16", marks=pytest.mark.slow),
+        pytest.param({"split": LAST, "frozen_precision": "fp16"}, id="fp16", marks=pytest.mark.long),
         pytest.param({"split": 3, "drop_last": True, "trainers": 2}, id="trainers", marks=pytest.mark.slow),
     ],
 )

@@ -17,15 +17,31 @@ from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
 
 EXACT = """
-import torch
+import os, torch
 from hapi.models.devices import set_arithmetic
 
-BEFORE
-set_arithmetic(torch.device("cuda"))
-b = torch.backends
-# Reading the older flags raises when they contradict the newer ones, as computing would.
-print(b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision)
+def told(before, tf32):
+    exec(before)
+    set_arithmetic(torch.device("cuda"), tf32=tf32)
+    b = torch.backends
+    # Reading the older flags raises when they contradict the newer ones, as computing would.
+    return b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision
+
+for before in BEFORE:
+    for tf32 in (False, True):
+        if not os.fork():
+            print(told(before, tf32), flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
 """
+"""Each case in a process of its own, forked when torch has been imported."""
+BEFORE = (
+    "",
+    "torch.set_float32_matmul_precision('high')",
+    "torch.backends.fp32_precision = 'tf32'",
+    "torch.backends.cudnn.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'ieee'",
+)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x"])
@@ -51,25 +67,12 @@ def test_finishing_on_the_cpu_is_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "before",
-    [
-        "",
-        "torch.set_float32_matmul_precision('high')",
-        "torch.backends.fp32_precision = 'tf32'",
-        "torch.backends.cudnn.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'ieee'",
-    ],
-)
-def test_float32_is_exact_whatever_was_set_before(before: str) -> None:
-    code = EXACT.replace("BEFORE", before)
+def test_float32_is_exact_whatever_was_set_before() -> None:
+    code = EXACT.replace("BEFORE", repr(BEFORE))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["False", "False", "ieee", "ieee"], done.stderr
-    assert done.stderr == ""
-    asked = code.replace('("cuda"))', '("cuda"), tf32=True)')
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["True", "True", "tf32", "tf32"], done.stderr
-    assert done.stderr == ""
+    exact, asked = (False, False, "ieee", "ieee"), (True, True, "tf32", "tf32")
+    assert done.stdout.splitlines() == [str(exact), str(asked)] * len(BEFORE), done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("tf32", [False, True])

@@ -208,8 +208,8 @@ def test_order_by_benefit_is_the_best_of_all_subsets_for_layers_of_one_size(seed
     ("batch", "changes", "case"),
     [
         (24, {"bw_g": 3e9}, Case.TRANSFERS),
-        (48, {}, Case.BALANCED),
-        (48, {"thp_g": 20e12}, Case.COMPUTATION),
+        pytest.param(48, {}, Case.BALANCED, marks=pytest.mark.slow),
+        pytest.param(48, {"thp_g": 20e12}, Case.COMPUTATION, marks=pytest.mark.slow),
     ],
 )
 def test_the_three_cases_of_the_paper_replayed(batch: int, changes: dict[str, float], case: Case) -> None:

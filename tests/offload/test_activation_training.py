@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Ten
 
 
 @pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", "vit", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_gradients_are_those_of_plain_training(tmp_path: Path, name: str, policy: str) -> None:
     make, loss, memory = MODELS[name]
     torch.manual_seed(0)
@@ -73,6 +73,7 @@ def test_without_a_disk_what_does_not_fit_is_recomputed() -> None:
     assert same(train(model, gpt_loss), seen)
 
 
+@pytest.mark.slow
 def test_layers_with_batch_norm_are_not_recomputed_and_the_report_says_why(tmp_path: Path) -> None:
     model = small_resnet()
     with ActivationOffload(model, 8_000_000, [tmp_path], "recompute") as offload:
@@ -164,7 +165,8 @@ def test_a_larger_batch_is_measured_anew(tmp_path: Path) -> None:
         assert offload.report()["case"] != "everything fits" and offload.report()["swapped_bytes"] > 0
 
 
-@pytest.mark.parametrize("policy", ["auto", "swap"])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["auto", pytest.param("swap", marks=pytest.mark.long)])
 def test_saved_bytes_stay_within_the_prediction(tmp_path: Path, policy: str) -> None:
     model = SmallGpt(width=128, depth=10)
     with ActivationOffload(model, 14_000_000, [tmp_path], policy) as offload:

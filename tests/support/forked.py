@@ -38,6 +38,8 @@ IMPORTED = (
     "hapi.ingest.pack",
     "hapi.ingest.sources.base",
     "torchvision",
+    "sklearn.datasets",
+    "torch._dynamo",  # an optimiser imports it in its first step
     __name__,
 )
 """What the commands import before they can do anything, and this module, which runs them."""

@@ -55,7 +55,7 @@ def test_describing_a_file_of_torch_reads_no_tensors(tmp_path: Path) -> None:
     assert source.nbytes == 16_000 * len(state)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("torch", marks=pytest.mark.slow)])
 def test_reading_takes_the_memory_of_a_few_pieces(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ("m.safetensors" if kind == "safetensors" else "m.pth")
     if kind == "safetensors":
