@@ -24,13 +24,15 @@ from hypothesis import settings
 from hapi import allocator
 
 if TYPE_CHECKING:
+    from _typeshed import HasFileno
     from support.harness import ServerProcess
 
     from hapi.server.service import Service
     from hapi.wire.transport.http import Handler
 
 # On a machine with other work a single example may take any time.
-settings.register_profile("hapi", deadline=None)
+settings.register_profile("hapi", deadline=None, max_examples=40)
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("hapi")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,10 +51,15 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A long test is a slow one too, so that ``-m "not slow"`` leaves it out."""
+    """A long test is a slow one too, so that ``-m "not slow"`` leaves it out; a file is one process's (loadgroup).
+
+    The server, the store and the undisturbed run of a file are then made once, not by each process.
+    """
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker("slow")
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:
@@ -67,6 +74,38 @@ def _memory_as_before(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if request.path.name != "test_allocator.py":
         looks, found = ("mallinfo2",), allocator._function
         monkeypatch.setattr("hapi.allocator._function", lambda name: found(name) if name in looks else None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _weights_drawn_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drawing them is half of what many tests do; those of the models themselves build all anew."""
+    if "models" in request.path.parts:
+        yield
+        return
+    from support.drawn_once import drawn_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("hapi.repository.built", "hapi.models.zoo.build"):
+            patch.setattr(f"{module}.build_module", drawn_once)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_disks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the tests' own process writes need not outlive a power cut; processes that it starts do wait for theirs.
+
+    Where pages are to leave the page cache they must be on the disk first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not {"benchmarks", "process"} & set(request.path.parts):
+            for name in ("fsync", "fdatasync"):
+                patch.setattr(os, name, _checked_only)
+        yield
+
+
+def _checked_only(descriptor: int | HasFileno) -> None:
+    """In the place of ``os.fsync``: a descriptor that is closed is still an error."""
+    os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,6 +25,7 @@ from hapi.train.settings import TrainSettings
     ("arguments", "match"),
     [
         (["--modle", "x"], "unknown argument --modle; did you mean --model?"),
+        (["--save", "x"], "unknown argument --save; did you mean --save-profile?"),
         (["a.yaml", "b.yaml"], "unknown argument b.yaml"),
         (["--bs"], "--bs"),
         (["--bs", "many"], "--bs: expected an integer from 1 to 1048576, got 'many'"),

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from support.http_tools import Known, ServedApplication, initialised_once, make_store, served
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _weights_drawn_once() -> Iterator[None]:
-    """Drawing them is half of what a server of a few requests does."""
-    with mock.patch("hapi.repository.built.build_module", initialised_once):
-        yield
+from support.http_tools import Known, ServedApplication, make_store, served
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from hapi.data.dataset import find_dataset
 from hapi.data.transforms.pipeline import input_batch
@@ -28,7 +27,6 @@ from hapi.errors import PROBLEM_MEDIA_TYPE
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
-from hapi.models.zoo.architectures import Architecture, build_module
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.prefix import zoo_reference
 from hapi.repository.push import push
@@ -53,13 +51,6 @@ EXTRACT, SAMPLES, TENSORS = "/v1/extract", "/v1/samples", "/v1/tensors"
 def resnet() -> Any:
     """The model of the good requests, built once."""
     return build(SPEC)
-
-
-def initialised_once(architecture: Architecture, seed: int) -> nn.Module:
-    """:func:`build_module`, which copies the model of the good requests instead of drawing its weights again."""
-    if (architecture.name, seed) == (SPEC.architecture, 0):
-        return copy.deepcopy(resnet().module)
-    return build_module(architecture, seed)
 
 
 @cache

@@ -42,7 +42,9 @@ class OneLineParser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            matches = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
+            typed = unknown[0].partition("=")[0]
+            begun = [flag for flag in flags if flag.startswith(typed) and len(typed) > 3]
+            matches = sorted(begun, key=len) or difflib.get_close_matches(typed, flags, 1, 0.6)
             self.error(
                 f"unknown argument {unknown[0]}" + (f"; did you mean {matches[0]}?" if matches else "")
             )
