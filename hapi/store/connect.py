@@ -92,6 +92,8 @@ class Connection:
     origin: str = "credentials of this machine"
     """Origin of the credentials, in words."""
     region: str = ""
+    renews: bool = False
+    """Its credentials may be renewed while it is open, so that a refusal of them is not final."""
 
 
 def connect(url: str) -> Connection:
@@ -118,7 +120,7 @@ def connect(url: str) -> Connection:
             url, config=config, client_options=client, retry_config=retry, credential_provider=provider
         )
         address = settings.endpoint or f"Amazon's S3 in {settings.region}"
-        return Connection(store, address, settings.origin, settings.region)
+        return Connection(store, address, settings.origin, settings.region, renews=provider is not None)
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())[:300]
         raise UsageError(f"store {url[:200]!r} cannot be opened: {text}") from error

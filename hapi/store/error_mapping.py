@@ -94,7 +94,8 @@ def _meaning(error: BaseException, url: str, key: str, connection: Connection) -
         )
     denied = _denial(code, status, connection.origin)
     if denied is not None:
-        return StoreError(f"{where}: {address} {denied}")
+        may_end = connection.renews and code in (*_OLD_TOKEN, *_WRONG_KEYS)
+        return (StoreUnavailableError if may_end else StoreError)(f"{where}: {address} {denied}")
     if status == "416":
         return StoreError(f"{where}: the object is shorter than it should be")
     other = re.search(_OTHER_RANGE, said)

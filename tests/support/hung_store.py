@@ -1,17 +1,20 @@
-"""An object store that speaks as much S3 as a server reads with, over a folder, and of which some objects hang."""
+"""An object store that speaks as much S3 as a server reads with, over a folder; objects hang and keys expire."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
 
 class HungStore:
@@ -23,6 +26,12 @@ class HungStore:
         self.asked: list[str] = []
         """Paths of the requests that wait, or waited."""
         self.released = threading.Event()
+        self.accepted: set[str] | None = None
+        """Access keys whose requests are answered; None for all."""
+        self.keys: Counter[str] = Counter()
+        """Requests by the access key that they are signed with."""
+        self.refused = 0
+        """Those with a key that is not accepted."""
         self.over = False
         store = self
 
@@ -80,6 +89,12 @@ class _Handler(BaseHTTPRequestHandler):
         if store.over:
             self.close_connection = True
             return
+        signed = access_key(self.headers)
+        store.keys[signed] += 1
+        if store.accepted is not None and signed not in store.accepted:
+            store.refused += 1
+            self._send(403, _EXPIRED, body)
+            return
         if not key:
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             self._send(200, _listed(store.folder, query.get("prefix", ""), "delimiter" in query), body)
@@ -106,6 +121,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.wfile.write(data)
+
+
+def access_key(headers: Message) -> str:
+    """The access key that a request is signed with; empty for none."""
+    found = re.search(r"Credential=([^/]+)/", headers.get("Authorization", ""))
+    return found.group(1) if found else ""
 
 
 def _listed(folder: Path, prefix: str, one_level: bool) -> bytes:
