@@ -105,6 +105,10 @@ class Sizes:
     offloaded_bytes: int = 0
     one_machine: bool = False
     """True when the servers run on the client's machine."""
+    ranks: int = 1
+    """Processes of the training, which share the link and the servers."""
+    local_ranks: int = 1
+    """Those of them on this machine; :attr:`client` is the part of one."""
 
 
 def link_rate(rates: Arrivals, *, sound: bool = False) -> tuple[float, float] | None:
@@ -189,6 +193,8 @@ def profile_of(
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
         offloaded_bytes=sizes.offloaded_bytes,
         one_machine=sizes.one_machine,
+        ranks=sizes.ranks,
+        local_ranks=sizes.local_ranks,
         notes=notes,
     )
 

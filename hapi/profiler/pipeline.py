@@ -196,6 +196,7 @@ class Pipeline:
             work += bs * self.forward * server.threads
         if client.device == "cpu":
             work += (bs * self.client_compute + self.profile.update_seconds) * client.threads
+        work *= self.profile.local_ranks  # each does as much, with servers of the same machine
         return work / max(1.0, max(server.processors, client.processors) / 2)
 
     def _alone(self, bs: int) -> float:

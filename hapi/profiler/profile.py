@@ -17,7 +17,7 @@ PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 64 << 20
 """Largest profile, also as a part of a run's report."""
 _MAX_LAYERS = 100_000
-_MIN_VALUE = 1e-9
+MIN_SHARE = 1e-9
 """Smallest bandwidth and share of a server that are believed: seconds stay finite."""
 
 
@@ -154,6 +154,10 @@ class Profile:
     """Bytes of the trained layers' parameters, gradients and states that are not in memory."""
     one_machine: bool = False
     """True when server and client share one machine's processors."""
+    ranks: int = 1
+    """Processes of the training, among which the link and the servers were shared when they were measured."""
+    local_ranks: int = 1
+    """Those of them on the client's machine, which shared its processors."""
     notes: tuple[str, ...] = ()
     """Origin of the figures: measured, scaled or assumed; when, and with which versions."""
 
@@ -165,15 +169,17 @@ class Profile:
                 f"profile: freeze {self.freeze} and last_split {self.last_split} must ascend within the "
                 f"{len(self.layers)} layers"
             )
-        if not self.link.bits_per_second >= _MIN_VALUE or not self.link.variation < 1:
+        if not self.link.bits_per_second >= MIN_SHARE or not self.link.variation < 1:
             raise ConfigError("profile: link needs bits_per_second well above 0 and a variation below 1")
         if min(self.server.concurrency, self.server.cos_batch, self.server.servers) < 1:
             raise ConfigError("profile: server.concurrency, cos_batch and servers must be at least 1")
-        if not _MIN_VALUE <= self.server.share <= 1:
+        if not MIN_SHARE <= self.server.share <= 1:
             raise ConfigError("profile: server.share must be well above 0 and at most 1")
         tiers = (self.server_tier, self.client_tier)
         if min(count for t in tiers for count in (t.processors, t.threads, t.devices)) < 1:
             raise ConfigError("profile: processors, threads and devices of a tier must be at least 1")
+        if not 1 <= self.local_ranks <= self.ranks:
+            raise ConfigError("profile: local_ranks must be at least 1 and at most ranks")
 
     def sent_bytes(self, split: int) -> int:
         """Bytes of one sample that cross the network at ``split``."""
@@ -197,7 +203,8 @@ class Profile:
                 f"profile: version is {version}, this hapi reads {PROFILE_VERSION}; measure anew"
             )
         if isinstance(document, Mapping):  # what is usual need not be said
-            document = {"one_machine": False, "offloaded_bytes": 0, **document}
+            usual = {"one_machine": False, "offloaded_bytes": 0, "ranks": 1, "local_ranks": 1}
+            document = {**usual, **document}
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str, job: Job | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hapi.errors import ConfigError
 from hapi.profiler.fit import Sizes
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.ranks import as_shared
 from hapi.profiler.strategies import Plan, choices
 
 
@@ -31,7 +32,7 @@ def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
 
 
 def fitted(profile: Profile, sizes: Sizes) -> Profile:
-    """Return ``profile`` with the known bytes of this job.
+    """Return ``profile`` with the known bytes of this job, as each of its ranks sees it.
 
     :class:`ConfigError` if it is of another model, :class:`OtherDeviceError` if of another kind of device.
     """
@@ -55,7 +56,7 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         replace(own, server_seconds=other.server_seconds, client_seconds=other.client_seconds)
         for own, other in zip(sizes.layers, profile.layers, strict=True)
     )
-    return replace(
+    known_bytes = replace(
         profile,
         layers=layers,
         samples=sizes.samples,
@@ -63,6 +64,7 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
         offloaded_bytes=sizes.offloaded_bytes,
     )
+    return as_shared(known_bytes, sizes.ranks, sizes.local_ranks)
 
 
 def plan_document(

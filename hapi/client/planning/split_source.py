@@ -248,7 +248,14 @@ def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: fl
         client=tier_of(job_context.device),
         optimizer_bytes=optimizer_bytes,
     )
-    return replace(sizes, one_machine=job_context.one_machine)
+    ranks = job_context.ranks
+    return replace(
+        sizes,
+        one_machine=job_context.one_machine,
+        client=replace(sizes.client, processors=max(1, sizes.client.processors // ranks.local_size)),
+        ranks=ranks.size,
+        local_ranks=ranks.local_size,
+    )
 
 
 def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudget) -> Job:
