@@ -16,7 +16,7 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.lines import print_parts, print_wrapped
 from hapi.cli.shared.pushing import check_push, push_best
-from hapi.cli.shared.ranks import along, as_launched, ranks_of, silent, train_along
+from hapi.cli.shared.ranks import along, check_launch, going_on, ranks_of, silent, train_along
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
@@ -27,6 +27,7 @@ from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_folder, user_path
+from hapi.process.telemetry import open_tracer
 from hapi.trace import Tracer
 from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
@@ -82,14 +83,14 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _loaded(args: argparse.Namespace, launch: Launch | None) -> tuple[Loaded[TrainSettings], str | None]:
-    """Return the settings, as ``launch`` has them, and the experiment file."""
+    """Return the settings, which suit ``launch``, and the experiment file."""
     from hapi.train.settings import TrainSettings
 
     experiment, overrides = run_folder(settings_file(args, "experiment"), overrides_of(args, TrainSettings))
     loaded: Loaded[TrainSettings] = load(TrainSettings, experiment, overrides, os.environ, VARIABLES)
     loaded = as_kept(loaded)
     if launch is not None:
-        loaded = replace(loaded, value=as_launched(loaded.value, launch))
+        check_launch(loaded.value, launch)
     return loaded, experiment
 
 
@@ -101,8 +102,14 @@ def _run(args: argparse.Namespace, launch: Launch | None) -> int:
     with RunLog("hapi-train") as log:
         try:
             loaded = _ready(loaded)
-            with ranks_of(launch, loaded.value) as ranks, RunFiles(loaded, experiment, log) as files:
-                return _train_into(files, loaded, ranks)
+            with ranks_of(launch, loaded.value) as ranks:
+                loaded = replace(loaded, value=going_on(loaded.value, ranks))
+                traced = loaded.value.trace is not None
+                with (
+                    RunFiles(loaded, experiment, log) as files,
+                    open_tracer("hapi-train", os.environ, enabled=traced) as tracer,
+                ):
+                    return _train_into(files, loaded, ranks, tracer)
         except HapiError as error:
             error.args = (loaded.as_given(str(error)),)
             raise
@@ -117,7 +124,7 @@ def _along(argv: Sequence[str] | None, launch: Launch) -> int:
         return EXIT_OK
     loaded = _ready(loaded)
     with ranks_of(launch, loaded.value) as ranks:
-        train_along(loaded.value, ranks)
+        train_along(going_on(loaded.value, ranks), ranks)
     return EXIT_OK
 
 
@@ -139,13 +146,12 @@ def _ready(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
     return loaded
 
 
-def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks) -> int:
+def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks, tracer: Tracer) -> int:
     with Leaving("hapi-train"):
         from hapi.client.session import Session
         from hapi.train.trainer import Trainer
 
     settings = loaded.value
-    tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(
         settings,
         tracer=tracer,

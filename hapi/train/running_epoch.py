@@ -58,6 +58,14 @@ class RunningEpoch:
         """Measurements of the epoch so far."""
         return self.before + Measured.of(self.report)
 
+    def of_all_ranks(self) -> Measured:
+        """Return what all ranks measured of the epoch so far, on each of them."""
+        return of_all_ranks(self._session.ranks.gathered(self.measured))
+
+    def go_on(self, before: Measured) -> None:
+        """Go on in an epoch of which earlier ranks measured ``before``, which counts once."""
+        self.before = before if self._session.ranks.is_first else Measured()
+
     def finish(self, epoch: int, samples: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Return the element of the report, and begin anew.
 
@@ -66,7 +74,7 @@ class RunningEpoch:
             samples: samples trained.
             figures: loss, accuracy and other results, by their names in the report.
         """
-        measured = of_all_ranks(self._session.ranks.gathered(self.measured))
+        measured = self.of_all_ranks()
         entry = epoch_entry(epoch, self._session.split, measured, samples=samples, figures=figures)
         # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
         planned = self._estimated if len(measured.splits) == 1 else None

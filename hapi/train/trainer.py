@@ -26,6 +26,7 @@ from hapi.train.checkpoints.checkpoint_files import goes_on
 from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.checkpoints.kept_settings import settings_to_keep
 from hapi.train.checkpoints.resuming import Changes, identity_of
+from hapi.train.distributed.collected import Collected
 from hapi.train.init_from import begin_from
 from hapi.train.interrupts import Interrupts
 from hapi.train.objective.checks import check_objective
@@ -108,8 +109,7 @@ class Trainer:
         self._finite = Finite(self.trained, self.optimizer, growth)
         self._running = RunningEpoch(session)
         self._changes = Changes()
-        self._states: tuple[tuple[int, int], Mapping[str, checkpoint.Part]] | None = None
-        """Position of a checkpoint, and the states to which all ranks contributed."""
+        self._collected = Collected(self._ranks, self._running, self._parts)
         self._earlier = Totals()
         """Costs of the processes before this one."""
         self._keep = settings.keep
@@ -209,6 +209,7 @@ class Trainer:
 
     def _end(self, error: BaseException) -> None:
         """Keep what is worth it of a training that ends before its time; HapiError when that cannot be."""
+        self._collected.together = self._ranks.stops
         how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._note_end("diverged" if isinstance(error, DivergedError) else how, str(error))
         if self._torn or isinstance(error, DivergedError) or self._position == (self.keeper.saved or (0, 0)):
@@ -306,13 +307,13 @@ class Trainer:
         """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
         self._finite.check_state(*self._position)
         self.session.keeping.flush()
-        parts = self._collected()
+        parts, measured = self._collected.at(self._position)
         if not self._ranks.is_first:
             return
         checkpoint.save(
             str(self.settings.checkpoint_path),
             parts=parts,
-            progress=replace(self.progress, measured=self._running.measured),
+            progress=replace(self.progress, measured=measured),
             identity=self._identity(),
             epochs=self.epochs,
             plan=None if self.session.planning is None else self.session.planning.state(),
@@ -321,17 +322,8 @@ class Trainer:
             settings=settings_to_keep(self.session.settings, self.settings),
             keep=self._keep,
         )
-        self._states = None
+        self._collected.clear()
         self._keep = self.settings.keep
-
-    def _collected(self) -> Mapping[str, checkpoint.Part]:
-        """Parts to save; with several ranks their states, to which all contribute, once for each position."""
-        if self._ranks.size == 1:
-            return self._parts()
-        if self._states is None or self._states[0] != self._position:
-            states = {name: checkpoint.KeptState(part.state_dict()) for name, part in self._parts().items()}
-            self._states = self._position, states
-        return self._states[1]
 
     def _parts(self) -> dict[str, checkpoint.Part]:
         """Parts of the training that have a state, by their names in the checkpoint."""
@@ -363,7 +355,7 @@ class Trainer:
         )
         if found is not None:
             self.progress, self.epochs = found.progress, found.epochs
-            self._running.before = found.progress.measured
+            self._running.go_on(found.progress.measured)
             self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
             self.keeper.saved = self._position
             self._changes.add(found.changes)

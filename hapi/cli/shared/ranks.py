@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from hapi.cli.entry import EXIT_INTERRUPTED, Leaving
 from hapi.cli.shared.common import exit_code, tell
+from hapi.config.fields import flag_of, flat
 from hapi.errors import HapiError, OtherRankError, UsageError
+from hapi.process.telemetry import open_tracer
 from hapi.train.distributed.launch import Launch
 
 if TYPE_CHECKING:
@@ -21,41 +23,79 @@ if TYPE_CHECKING:
     from hapi.train.settings import TrainSettings
 
 
+STALL_SECONDS = 60.0
+"""Time of a step beside what it waits for servers, with room for checkpoints and validation."""
+OWN = frozenset((
+    "device", "threads", "micro_batch", "memory", "store", "token_file", "ca_file", "request_size", "in_flight",
+    "prefetch_bytes", "cache_dir", "cache_size", "cache_codec", "cache_memory", "timeout", "patience",
+    "answer_timeout", "slow_server_rate", "slow_server_seconds", "recheck", "check_features", "offload_dir",
+    "output", "checkpoint", "keep", "profile", "save_profile", "report", "html", "trace", "log", "log_every",
+    "progress", "push",
+))  # fmt: skip
+"""Settings in which ranks may differ: places and resources of their machines, and what the first one alone writes."""
 LINGER_SECONDS = 20.0
 """Longest time in which the first rank says what is wrong, before another one does."""
 
 
-def as_launched(settings: TrainSettings, launch: Launch) -> TrainSettings:
-    """Return the settings of a rank: its own GPU, and going on from the checkpoint when torchrun started it again.
+def check_launch(settings: TrainSettings, launch: Launch) -> None:
+    """Check the settings of a rank.
 
     Raises:
         UsageError: a batch does not suffice for all ranks, or all are to take one GPU.
     """
     if settings.bs < launch.size:
         raise UsageError(f"--bs {settings.bs}: has fewer samples than the {launch.size} ranks that share it")
-    if settings.device.startswith("cuda:"):
+    if launch.size > 1 and settings.device.startswith("cuda:"):
         raise UsageError(f"--device {settings.device}: every rank takes a GPU of its own; give cuda or auto")
-    goes_on = launch.restarts > 0 and settings.checkpoint_path is not None
+
+
+def longest_stall(settings: TrainSettings) -> float:
+    """Return the seconds that a rank may take for a step while its servers are silent, and then out of reach twice."""
+    return settings.timeout + 2 * settings.patience + STALL_SECONDS
+
+
+def going_on(settings: TrainSettings, ranks: Ranks) -> TrainSettings:
+    """Return the settings of ranks that were checked against each other; those that were started anew go on.
+
+    Raises:
+        UsageError: a rank was given others than the first one.
+    """
+    given = {name: value for name, value in flat(settings).items() if name not in OWN}
+    given["server"] = "given" if settings.server else "not given"  # else it is embedded, by all ranks of a machine
+    first, *others = ranks.gathered(given)
+    for rank, other in enumerate(others, 1):
+        for name in first:
+            if other.get(name) != first[name]:
+                raise UsageError(
+                    f"rank {rank} has {flag_of(name)} {other.get(name)} and the first one {first[name]}: give all "
+                    "ranks the same settings"
+                )
+    goes_on = not ranks.is_first_start and settings.checkpoint_path is not None
     return replace(settings, resume=settings.resume or goes_on)
 
 
 def ranks_of(launch: Launch | None, settings: TrainSettings) -> AbstractContextManager[Ranks]:
-    """Return the ranks of a training; one alone without a ``launch``.
+    """Return the ranks of a training; one alone without a ``launch``, or as its only one.
 
     Raises:
         OtherRankError: the others do not come.
     """
     with Leaving("hapi-train"):
-        from hapi.client.joint.ranks import ALONE
+        from hapi.client.joint.ranks import ALONE, Ranks
         from hapi.models.devices import resolve_device
         from hapi.train.distributed.group import ProcessGroup
+        from hapi.train.distributed.meeting import meet
 
     if launch is None:
         return nullcontext(ALONE)
+    if launch.size == 1:
+        alone = Ranks()
+        alone.is_first_start = meet(launch, longest_stall(settings)).is_first_start
+        return nullcontext(alone)
     device = resolve_device(settings.device, "--device")
     if device.type == "cuda":
         device = resolve_device(f"cuda:{launch.local_rank}", "--device")
-    return ProcessGroup(launch, device)
+    return ProcessGroup(launch, device, longest_stall(settings))
 
 
 def train_along(settings: TrainSettings, ranks: Ranks) -> None:
@@ -67,12 +107,16 @@ def train_along(settings: TrainSettings, ranks: Ranks) -> None:
     from hapi.client.session import Session
     from hapi.train.trainer import Trainer
 
-    with Session.open(
-        settings,
-        optimizer_bytes=settings.optimizer_bytes,
-        offload=settings.offload_terms,
-        ranks=ranks,
-    ) as session:
+    with (
+        open_tracer("hapi-train", os.environ, enabled=False) as tracer,
+        Session.open(
+            settings,
+            tracer=tracer,
+            optimizer_bytes=settings.optimizer_bytes,
+            offload=settings.offload_terms,
+            ranks=ranks,
+        ) as session,
+    ):
         output = ranks.gathered(settings.output)[0]
         Trainer(session, replace(settings, output=output, save_profile=None)).run()
 

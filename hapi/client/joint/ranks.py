@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +50,11 @@ class Ranks:
     local_size = 1
     """Number of processes on this machine."""
 
+    is_first_start = True
+    """False where a launcher has started the processes anew, after one failed or their number changed."""
+    stops = False
+    """True once all ranks stop before the same step."""
+
     @property
     def is_first(self) -> bool:
         """True for the process that plans, prints and writes files."""
@@ -88,6 +94,10 @@ class Ranks:
 
     def equalise(self, module: nn.Module) -> None:
         """Give the buffers of ``module`` the first rank's values."""
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Return a block in which an error about another rank is an :class:`OtherRankError` that names it."""
+        return nullcontext()
 
     def want_stop(self) -> None:
         """Ask all ranks to stop before the same step."""

@@ -5,24 +5,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from hapi.client.joint.ranks import Ranks, Shared, part_size
 from hapi.errors import HapiError, OtherRankError
 from hapi.train.distributed.launch import Launch
+from hapi.train.distributed.meeting import meet, numbered, silent_ranks
 
 _LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "timed out", "Timed out")
 """Words of torch's errors when another rank has ended."""
 _STOP, _PLAN = 0, 1
 """Places in the notes that go with every step's sums."""
+SILENCE_SECONDS = 1800.0
+"""Default of the time after which a rank counts as lost, as torch has it."""
+_ASKED_SECONDS = 3.0
+"""Time in which ranks tell each other that they miss another one."""
 
 
 class ProcessGroup(Ranks):
@@ -31,14 +35,16 @@ class ProcessGroup(Ranks):
     Notes about interrupts and plans go with the sums of each step: a step needs one exchange beside the gradients'.
     """
 
-    def __init__(self, launch: Launch, device: torch.device) -> None:
+    def __init__(self, launch: Launch, device: torch.device, silence: float = SILENCE_SECONDS) -> None:
         """Join the others; returns when all are there.
 
         Args:
             launch: this rank.
             device: where its tensors are.
+            silence: seconds after which a rank that the others wait for counts as lost.
 
         Raises:
+            UsageError: as :func:`hapi.train.distributed.meeting.meet`.
             OtherRankError: they do not come.
         """
         self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
@@ -46,18 +52,23 @@ class ProcessGroup(Ranks):
         self._gpus = [device] if device.type == "cuda" else None
         self._notes: torch.Tensor | None = None
         """Notes of all ranks in the last step, on the device."""
-        self._wants_stop = self._stops = False
+        self._wants_stop = self.stops = False
         self._plan: Any = None
         self._plan_is_new = False
         self._plans = 0
-        with _explained():
+        meeting = meet(launch, silence)
+        self._store, self.is_first_start = meeting.store, meeting.is_first_start
+        with self.explained():
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            store, _, _ = next(rendezvous("env://"))
-            # torchrun keeps its store when it starts ranks again: addresses of dead ones must not be found in it.
-            own = PrefixStore(f"hapi/{launch.restarts}/{launch.size}", store)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.size)
+            dist.init_process_group(
+                backend,
+                store=meeting.store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=silence),
+            )
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -70,7 +81,7 @@ class ProcessGroup(Ranks):
 
         What refers to the group must be gone first: its threads would otherwise end while Python does, and abort.
         """
-        if self._stops:
+        if self.stops:
             with suppress(OtherRankError):
                 self.gathered(None)
         gc.collect()
@@ -101,7 +112,7 @@ class ProcessGroup(Ranks):
     def gathered(self, value: Shared) -> list[Shared]:
         """See :meth:`Ranks.gathered`; anything that can be pickled, between ranks of one job."""
         found: list[Any] = [None] * self.size
-        with _explained():
+        with self.explained():
             dist.all_gather_object(found, value)
         return found
 
@@ -109,7 +120,7 @@ class ProcessGroup(Ranks):
         """See :meth:`Ranks.summed`; the notes of this rank go along."""
         notes = torch.tensor([self._wants_stop, self._plan_is_new], dtype=values.dtype, device=values.device)
         sums = torch.cat([values, notes])
-        with _explained():
+        with self.explained():
             dist.all_reduce(sums)
         self._notes = sums[len(values) :]
         return sums[: len(values)]
@@ -120,7 +131,7 @@ class ProcessGroup(Ranks):
         own = torch.zeros((max(sizes), *part.shape[1:]), dtype=part.dtype, device=part.device)
         own[: sizes[self.rank]] = part[: sizes[self.rank]]
         found = [torch.empty_like(own) for _ in sizes]
-        with _explained():
+        with self.explained():
             dist.all_gather(found, own)
         return torch.cat([rows[:size] for rows, size in zip(found, sizes, strict=True)])
 
@@ -128,12 +139,12 @@ class ProcessGroup(Ranks):
 
     def wrapped(self, module: nn.Module) -> nn.Module:
         """See :meth:`Ranks.wrapped`."""
-        with _explained():
+        with self.explained():
             return DistributedDataParallel(module, device_ids=self._gpus)
 
     def equalise(self, module: nn.Module) -> None:
         """See :meth:`Ranks.equalise`."""
-        with _explained(), torch.no_grad():
+        with self.explained(), torch.no_grad():
             for buffer in module.buffers():
                 dist.broadcast(buffer, 0)
 
@@ -168,41 +179,37 @@ class ProcessGroup(Ranks):
         if notes[_PLAN]:
             self._hand_on_plan()
         if notes[_STOP]:
-            self._stops = True
+            self.stops = True
             raise KeyboardInterrupt
 
     def _hand_on_plan(self) -> None:
         plans = [self._plan]
-        with _explained():
+        with self.explained():
             dist.broadcast_object_list(plans, 0)
         self._plan, self._plan_is_new = plans[0], False
         self._plans += 1
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Map torch's errors about ranks that have ended."""
-    try:
-        yield
-    except (RuntimeError, EOFError) as error:
-        if is_lost_rank(error):
-            raise OtherRankError(_ended(error)) from None
-        raise
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """See :meth:`Ranks.explained`."""
+        try:
+            yield
+        except (RuntimeError, EOFError) as error:
+            if not is_lost_rank(error):
+                raise
+            raise OtherRankError(self._lost(str(error).splitlines()[0][:160])) from None
+
+    def _lost(self, said: str) -> str:
+        silent = silent_ranks(self._store, self.rank, self.size, _ASKED_SECONDS)
+        which = f"{numbered(silent)} of {self.size}" if silent else "another rank"
+        return (
+            f"{which} did not answer: it has ended or hangs ({said}); its own lines say why. "
+            "torchrun --max-restarts N with --output DIR goes on from the last checkpoint by itself"
+        )
 
 
 def is_lost_rank(error: BaseException) -> bool:
     """Return whether torch's ``error`` says that another rank has ended or is silent."""
     known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
     return isinstance(error, RuntimeError | EOFError) and known
-
-
-def lost_rank(error: BaseException) -> OtherRankError:
-    """Return what to raise in the place of torch's ``error``."""
-    return OtherRankError(_ended(error))
-
-
-def _ended(error: BaseException) -> str:
-    return (
-        f"another rank has ended or is silent ({str(error).splitlines()[0][:160]}); its own lines say why. "
-        "torchrun --max-restarts N with --output DIR goes on from the last checkpoint by itself"
-    )

@@ -25,7 +25,8 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return this process's rank; None where it was started alone, also as the only rank.
+    """Return this process's rank; None where it was started alone, also as the only rank unless by torchrun, which may
+    start it anew.
 
     Raises:
         UsageError: the variables contradict each other.
@@ -40,7 +41,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
             f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}: these are no "
             "rank of a job; start it with torchrun, or unset RANK and WORLD_SIZE to train alone"
         )
-    if size == 1:
+    if size == 1 and "TORCHELASTIC_RUN_ID" not in environment:
         return None
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:

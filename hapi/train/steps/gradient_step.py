@@ -16,7 +16,6 @@ from hapi.models.devices import seed_generators
 from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.distributed.batch_norm import synchronise
-from hapi.train.distributed.group import is_lost_rank, lost_rank
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation
 from hapi.train.steps.clipping import Clipping
@@ -92,7 +91,7 @@ class GradientStep:
         seed_generators(self._session.device, seed)
         accumulation = self._accumulation
         is_last = accumulation.ends(batch)
-        with self._explained(batch, len(labels)):
+        with self._explained(batch, len(labels)), self._ranks.explained():
             with self._reduced(is_last):
                 inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
                 outputs = self.precision.outputs(self.module, inputs)
@@ -193,8 +192,6 @@ class GradientStep:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if self._ranks.size > 1 and is_lost_rank(error):
-                raise lost_rank(error) from None
             if not is_out_of_memory(error):
                 raise
             raise DeviceMemoryError(

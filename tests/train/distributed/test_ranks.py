@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from hapi.cli.shared.ranks import along
 from hapi.client.joint.ranks import ALONE, Ranks, part_of, part_size
 from hapi.errors import HapiError, OtherRankError, StoreError, UsageError
 from hapi.train.distributed.batch_norm import has_batch_norm, synchronise
+from hapi.train.distributed.collected import Collected
 from hapi.train.distributed.group import is_lost_rank
 from hapi.train.distributed.launch import launched
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import Measured, of_all_ranks
+from hapi.train.running_epoch import RunningEpoch
 from hapi.train.steps.gradient_step import step_seed
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -158,3 +161,53 @@ def test_another_rank_lets_the_first_one_speak(
     assert along(failing, "hapi-train", launch) == code
     assert bool(waited) == waits
     assert capsys.readouterr().err == f"hapi-train: rank 3: error: {error}\n"
+
+
+class Pair(Ranks):
+    """The first of two ranks, whose other one measures and answers the same."""
+
+    size = 2
+    exchanges = 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        self.exchanges += 1
+        return [value, value]
+
+
+class Counted:
+    """A part of a checkpoint that counts how often its state is asked for."""
+
+    asked = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.asked += 1
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+def running(ranks: Ranks) -> RunningEpoch:
+    epoch = RunningEpoch(SimpleNamespace(ranks=ranks))  # type: ignore[arg-type]
+    counters = {**Measured.of(epoch.report).counters, "seconds": 2.0, "bytes_received": 100.0}
+    epoch.go_on(Measured(counters=counters))
+    return epoch
+
+
+def test_a_checkpoint_has_what_all_ranks_measured_of_its_epoch() -> None:
+    ranks, part = Pair(), Counted()
+    collected = Collected(ranks, running(ranks), lambda: {"part": part})
+    for _ in range(2):  # the first rank tries again, alone
+        parts, measured = collected.at((0, 5))
+        assert measured.counters["bytes_received"] == 200 and measured.counters["seconds"] == 2
+        assert parts["part"].state_dict() == {"asked": 1} and ranks.exchanges == 1
+    collected.clear()
+    collected.together = False  # it failed, and the others go on
+    assert collected.at((0, 5))[1].counters["bytes_received"] == 100 and ranks.exchanges == 1
+
+
+def test_what_was_measured_before_counts_once() -> None:
+    other = Pair()
+    other.rank = 1
+    assert running(other).measured.counters["bytes_received"] == 0
+    assert running(ALONE).measured.counters["bytes_received"] == 100
