@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from hapi.paths import write_whole
 
 DEFAULT_LIMIT = 1_000_000
 """Most events kept, some 200 MB of memory and as much on disk."""
+
+TRACE_PARENT: ContextVar[str] = ContextVar("traceparent", default="")
+"""W3C ``traceparent`` that requests of this thread are sent with; empty for none."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -38,6 +38,9 @@ IMPORTS = {
     "google-crc32c": "google_crc32c",
     "huggingface-hub": "huggingface_hub",
     "mlflow-skinny": "mlflow",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     "scikit-learn": "sklearn",
 }
 """Names that are imported, where they differ from the distribution's."""

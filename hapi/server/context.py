@@ -26,6 +26,14 @@ class RequestClock(StageClock):
         """Seconds until the answer's first frame was made, those in the queue included; 0 before."""
         self._began = time.monotonic()
         self._now: list[str] = []
+        self.began: dict[str, float] = {}
+        """Monotonic seconds at which each stage first began."""
+
+    def add(self, name: str, seconds: float, cpu_seconds: float = 0.0, pages: float = 0.0) -> None:
+        """See :meth:`StageClock.add`."""
+        if name not in self.began:
+            self.began[name] = time.monotonic() - seconds
+        super().add(name, seconds, cpu_seconds, pages)
 
     def begin(self) -> None:
         """Begin the work, in a thread of its own: the seconds until the first frame count from here."""

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from hapi.errors import DrainingError, HapiError, StuckError
 from hapi.process.processors import processor_count
+from hapi.process.telemetry import Telemetry
 from hapi.server.context import Progress, RequestContext
 from hapi.server.frame_stream import FrameStream
 from hapi.server.http import openapi
@@ -20,6 +21,7 @@ from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.keys import (
     AUDITED,
+    BEGAN,
     GONE,
     HEALTH,
     LOGGED,
@@ -31,10 +33,10 @@ from hapi.server.http.keys import (
     STATUS,
     TENANT,
     deadline_of,
+    facts_of,
     named_in,
     request_id_of,
     stall_of,
-    trace_of,
 )
 from hapi.server.http.metrics import Metrics
 from hapi.server.http.overview import Overview
@@ -77,10 +79,14 @@ class Application:
     """
 
     def __init__(
-        self, service: Service, tenants: Tenants | None = None, accounts: Accounts | None = None
+        self,
+        service: Service,
+        tenants: Tenants | None = None,
+        accounts: Accounts | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        """Serve ``service`` to ``tenants``; None: to everybody, without a token. ``accounts`` are told of all use."""
-        self.service, settings = service, service.settings
+        """Serve ``service`` to ``tenants``; None: to everybody, without a token. The others are told of all use."""
+        self.service, settings, self._telemetry = service, service.settings, telemetry
         self.tenants = tenants or Tenants()
         self.board = Board(self.tenants.all, accounts)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
@@ -175,21 +181,13 @@ class Application:
                 self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
             quiet = name in QUIET and status < 400
-            self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
+            facts = self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
+            if self._telemetry is not None and not quiet:
+                self._telemetry.answered(name, time.monotonic() - started, facts, request.get(BEGAN, {}))
 
-    def _log(self, request: web.Request, level: int, status: int, started: float) -> None:
-        """Log one line for each request, with the id that the client's errors name."""
-        tenant = request[TENANT].name if TENANT in request else ""
-        extra = {
-            "request_id": request[REQUEST_ID],
-            "method": request.method,
-            "path": request.path[:200],
-            "status": status,
-            "seconds": round(time.monotonic() - started, 4),
-            **({"tenant": tenant} if tenant else {}),
-            **({messages.TRACE_HEADER: trace} if (trace := trace_of(request)) else {}),
-            **request.get(LOGGED, {}),
-        }
+    def _log(self, request: web.Request, level: int, status: int, started: float) -> dict[str, Any]:
+        """Log one line for each request, with the id that the client's errors name; return its fields."""
+        extra = facts_of(request, status, time.monotonic() - started)
         problem = request.get(PROBLEM)
         if problem is not None:
             extra |= {"error": problem.slug, "detail": str(problem)}
@@ -197,8 +195,10 @@ class Application:
                 extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
             disclosed = self._disclosed(request, problem)
+            tenant = extra.get("tenant", "")
             self.board.failed(disclosed, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
         log.log(level, REQUEST, extra=extra)
+        return extra
 
     async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """The handler's answer, or the problem that it met, delivered within the send timeout."""
@@ -380,6 +380,7 @@ class Application:
     ) -> None:
         clock = stream.context.clock
         stages, held = clock.seconds(), time.monotonic() - slot.began
+        request[BEGAN] = clock.began
         used = Used(stages, clock.cpu_seconds(), held)
         slot.cost = used.cost(self._server)
         served = request.get(STATUS) == 200

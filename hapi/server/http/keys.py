@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from typing import Any
 
 from aiohttp import web
 
@@ -22,6 +23,8 @@ PROBLEM = web.RequestKey("problem", HapiError)
 TENANT = web.RequestKey("tenant", Tenant)
 LOGGED = web.RequestKey("logged", dict)
 """Further fields of the request's line in the log."""
+BEGAN = web.RequestKey("began", dict)
+"""Monotonic seconds at which each of its stages first began."""
 _TRACE = re.compile(
     "00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
     "|(?!00|ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,200})?",
@@ -53,6 +56,27 @@ def trace_of(request: web.BaseRequest) -> str:
     """Return the client's ``traceparent``; empty without one that is as W3C Trace Context has it."""
     given = request.headers.getall(messages.TRACE_HEADER, [])
     return given[0] if len(given) == 1 and _TRACE.fullmatch(given[0]) else ""
+
+
+def facts_of(request: web.Request, status: int, seconds: float) -> dict[str, Any]:
+    """Return the fields of an answered request's line in the log.
+
+    Args:
+        request: the request.
+        status: of its answer.
+        seconds: since its arrival.
+    """
+    tenant = request[TENANT].name if TENANT in request else ""
+    return {
+        "request_id": request[REQUEST_ID],
+        "method": request.method,
+        "path": request.path[:200],
+        "status": status,
+        "seconds": round(seconds, 4),
+        **({"tenant": tenant} if tenant else {}),
+        **({messages.TRACE_HEADER: trace} if (trace := trace_of(request)) else {}),
+        **request.get(LOGGED, {}),
+    }
 
 
 def named_in(asked: Request | WarmUpRequest) -> dict[str, object]:

@@ -19,6 +19,7 @@ from aiohttp import web
 from hapi.allocator import give_back_freed_memory
 from hapi.config.settings import checked
 from hapi.errors import UsageError
+from hapi.process.telemetry import open_telemetry
 from hapi.process.threads import Threads
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen as listen_at
@@ -75,7 +76,10 @@ def _run(settings: ServerSettings) -> int:
         accounts = None if settings.accounts is None else Accounts(settings.accounts, service.id)
         if accounts is not None:
             at_end.callback(accounts.write)
-        application = Application(service, reload.credentials.tenants, accounts)
+        telemetry = open_telemetry("hapi-server", os.environ)
+        if telemetry is not None:
+            at_end.callback(telemetry.close)
+        application = Application(service, reload.credentials.tenants, accounts, telemetry)
         at_end.callback(application.close)
         at_end.callback(reload.close)
         at_end.callback(_ignore_signals)

@@ -22,9 +22,16 @@ from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
 from hapi.errors import HapiError, TransportError, UsageError, from_problem
+from hapi.trace import TRACE_PARENT
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameLimits
-from hapi.wire.messages import CODE_HEADER, DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
+from hapi.wire.messages import (
+    CODE_HEADER,
+    DEADLINE_HEADER,
+    MAX_DEADLINE,
+    REQUEST_ID_HEADER,
+    TRACE_HEADER,
+)
 from hapi.wire.transport.answers import (
     check_plain,
     check_range,
@@ -220,6 +227,8 @@ class HttpTransport:
         whole = False
         try:
             own = {**self._headers, **(headers or {}), REQUEST_ID_HEADER: request_id}
+            if parent := TRACE_PARENT.get():
+                own[TRACE_HEADER] = parent
             connection, response = self._send(method, path, document, own)
             self._spoken = True
             if response.status != status:
