@@ -11,6 +11,7 @@ from hapi.clocks import StageClock
 from hapi.errors import BadRequestError
 from hapi.server.scheduling.fair_queue import ANONYMOUS, Tenant
 from hapi.waiting import Interest, moved
+from hapi.wire.frames import WIRE_VERSION
 from hapi.wire.report import STAGES
 
 
@@ -106,6 +107,8 @@ class RequestContext:
     interest: Interest = field(default_factory=Interest)
     """Set once the client is gone; until its deadline the request waits for memory and for its reader."""
     progress: Progress = field(default_factory=Progress)
+    wire: int = WIRE_VERSION
+    """Version of the frames that answer it."""
     expected_wait: Callable[[], float] = _none
     """Asked when the request ends, from any thread: seconds that the tenant's next one has to expect."""
 

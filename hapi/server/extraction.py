@@ -183,7 +183,7 @@ class Extraction:
         counts = share.counts.all()
         report = replace(report, joined=counts["joined"], kept=counts["recent"] + counts["cache"])
         end = StreamEnd(len(answer.headers), len(request.ids), report.to_json())
-        yield [end_frame(end, answer.timed_layers)]
+        yield [end_frame(end, answer.timed_layers, context.wire)]
 
     def _computed(self, answer: _Answer, pipeline: Pipeline) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
@@ -216,7 +216,8 @@ class Extraction:
         if codec != NONE:
             with self._account.busy.running(), answer.context.clock.stage("send"):
                 features, data = encode_tensor(features, rows, codec)
-        return data_frame(FrameHeader(header.ids, (features, form)), [data, byte_view(labels)])
+        encoded = FrameHeader(header.ids, (features, form))
+        return data_frame(encoded, [data, byte_view(labels)], answer.context.wire)
 
     def _priority(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
         # Layers that are timed run one by one: not together with others.

@@ -131,9 +131,10 @@ class StoredBytes:
             for number, payload in enumerate(loaded):
                 context.progress.done += stored.count(number)
                 tensors = [self._parts(p, context) if isinstance(p, Long) else p for p in payload]
-                yield data_frame(stored.headers[number], tensors)
+                yield data_frame(stored.headers[number], tensors, context.wire)
         report = self._account.report(begun, context)
-        yield [end_frame(StreamEnd(len(stored.headers), stored.samples, report.to_json()))]
+        end = StreamEnd(len(stored.headers), stored.samples, report.to_json())
+        yield [end_frame(end, version=context.wire)]
 
     def _need(self, headers: Sequence[FrameHeader]) -> int:
         """Bytes of two frames, the one that is sent and the one that is read ahead."""

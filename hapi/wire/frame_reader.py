@@ -18,6 +18,7 @@ from hapi.wire.frames import (
     MAGIC,
     MAX_ID,
     MAX_TENSORS,
+    OLDEST_VERSION,
     PREFIX,
     SLICE_BYTES,
     TRAILER,
@@ -106,9 +107,10 @@ class FrameReader:
         magic, version, kind, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
         if magic != MAGIC or reserved != 0:
             raise WireError("stream out of step: no frame starts here")
-        if version != WIRE_VERSION:
+        if not OLDEST_VERSION <= version <= WIRE_VERSION:
             raise WireError(
-                f"the other side speaks wire version {version}, this one {WIRE_VERSION}; update one"
+                f"the other side speaks wire version {version}, this one {OLDEST_VERSION} and {WIRE_VERSION}; "
+                "update one"
             )
         if header_bytes > self._limits.header or payload_bytes > self._limits.payload:
             raise WireError(

@@ -34,9 +34,15 @@ import xxhash
 
 from hapi.codecs.exact import Buffer as Buffer
 from hapi.codecs.names import CODECS, ITEM_BYTES, LOSSY, NONE
-from hapi.errors import HapiError, WireError
+from hapi.errors import BadRequestError, HapiError, WireError
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
+OLDEST_VERSION = WIRE_VERSION - 1
+"""Oldest version that is read, and written for a client that reads no newer one."""
+UNNAMED_VERSION = 3
+"""Version of clients that name none, as those did that had one."""
+VERSION_HEADER = "X-Hapi-Wire"
+"""Header of a request for frames: the newest version that its client reads."""
 MEDIA_TYPE = "application/vnd.hapi.frames"
 ALIGNMENT = 64
 SLICE_BYTES = 1 << 20
@@ -181,15 +187,43 @@ class StreamEnd:
     """Seconds per stage and other figures; see :class:`hapi.wire.report.RequestReport`."""
 
 
+def agreed_version(named: str | None) -> int:
+    """Return the version of an answer's frames.
+
+    Args:
+        named: newest version that the client reads, from its header; None where it names none.
+
+    Raises:
+        BadRequestError: it is no number, or older than :data:`OLDEST_VERSION`.
+    """
+    if named is not None and not (named.isascii() and named.isdigit() and len(named) < 4):
+        raise BadRequestError(
+            f"{VERSION_HEADER}: expected a number, the newest version of frames that is read"
+        )
+    newest = UNNAMED_VERSION if named is None else int(named)
+    if newest < OLDEST_VERSION:
+        raise BadRequestError(
+            f"the client reads wire version {newest}, this server writes {OLDEST_VERSION} and {WIRE_VERSION}; update "
+            "the client"
+        )
+    return min(newest, WIRE_VERSION)
+
+
 def padded(nbytes: int) -> int:
     """Return ``nbytes`` rounded up to the next multiple of :data:`ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _head(kind: FrameKind, header: Mapping[str, Any], payload_bytes: int, pad_to: int = 0) -> bytes:
+def _head(
+    kind: FrameKind,
+    header: Mapping[str, Any],
+    payload_bytes: int,
+    pad_to: int = 0,
+    version: int = WIRE_VERSION,
+) -> bytes:
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     length = max(padded(PREFIX.size + len(text)), pad_to) - PREFIX.size
-    prefix = PREFIX.pack(MAGIC, WIRE_VERSION, kind, 0, length, payload_bytes)
+    prefix = PREFIX.pack(MAGIC, version, kind, 0, length, payload_bytes)
     return prefix + text.ljust(length)
 
 
@@ -240,13 +274,16 @@ class StreamedBytes:
             raise ValueError(f"a tensor's pieces lack {left} of its {self.nbytes} bytes")
 
 
-def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -> Iterator[Buffer]:
+def data_frame(
+    header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes], version: int = WIRE_VERSION
+) -> Iterator[Buffer]:
     """Yield the slices of one data frame in order, without copying the tensors.
 
     Args:
         header: the frame's header.
         buffers: bytes of each tensor, of the exact length that the header says. If one comes in
             :class:`StreamedBytes` and fails, the frame stays unfinished.
+        version: that the reader understands, by :func:`agreed_version`.
 
     Raises:
         ValueError: a buffer has another length.
@@ -257,7 +294,7 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -
     if [len(v) for v in views] != [t.wire_bytes for t in header.tensors]:
         raise ValueError("buffers do not have the lengths that the frame header says")
     views.insert(0, byte_view(np.ascontiguousarray(header.ids, dtype="<i8")))
-    head = _head(FrameKind.DATA, _header_json(header), header.payload_bytes)
+    head = _head(FrameKind.DATA, _header_json(header), header.payload_bytes, version=version)
     # Each slice is hashed just before it is sent, while it is in the cache. Padding is part of the checksum.
     digest = xxhash.xxh3_64(head)
     yield head
@@ -293,20 +330,20 @@ def joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
         yield bytes(small)
 
 
-def end_frame(end: StreamEnd, layers: int = 0) -> bytes:
+def end_frame(end: StreamEnd, layers: int = 0, version: int = WIRE_VERSION) -> bytes:
     """Return the whole end frame, :func:`end_bytes` of ``layers`` long; ValueError if the report does not
     fit.
     """
     document = {"frames": end.frames, "samples": end.samples, "report": end.report}
-    head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - TRAILER.size)
+    head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - TRAILER.size, version=version)
     if len(head) + TRAILER.size != end_bytes(layers):
         raise ValueError("the report does not fit an end frame")
     return head + TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
 
-def error_frame(error: HapiError) -> bytes:
+def error_frame(error: HapiError, version: int = WIRE_VERSION) -> bytes:
     """Return the whole error frame that carries ``error`` as problem details."""
-    head = _head(FrameKind.ERROR, error.to_problem(), 0)
+    head = _head(FrameKind.ERROR, error.to_problem(), 0, version=version)
     return head + TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
 

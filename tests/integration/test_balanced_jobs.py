@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.balancers import KINDS, Balancer, balanced, program
 from support.forked import ForkedProcess
 from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train, wait_for
-from support.http_tools import make_store, metric
+from support.http_tools import exchange, make_store, metric
+
+from hapi.wire.frames import WIRE_VERSION
 
 pytestmark = pytest.mark.slow
 COUNT, FEW, ENOUGH = 40, 3, 1000
@@ -46,10 +51,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def fleet(kind: str, folder: Path, tmp_path: Path) -> Iterator[tuple[Balancer, list[ServerProcess]]]:
+def fleet(
+    kind: str, folder: Path, tmp_path: Path, **options: Any
+) -> Iterator[tuple[Balancer, list[ServerProcess]]]:
     """Two servers behind a balancer; those that a test puts into the list's places are ended too."""
     with ExitStack() as ends:
-        servers = [ends.enter_context(server(folder, *SERVER, log=tmp_path / f"log{n}")) for n in range(2)]
+        logs = [tmp_path / f"log{n}" for n in range(2)]
+        servers = [ends.enter_context(server(folder, *SERVER, log=log, **options)) for log in logs]
         balancer = ends.enter_context(balanced(kind, tmp_path / kind, [one.port for one in servers]))
         try:
             yield balancer, servers
@@ -57,6 +65,12 @@ def fleet(kind: str, folder: Path, tmp_path: Path) -> Iterator[tuple[Balancer, l
             for one in servers:
                 if one.process.poll() is None:
                     one.kill()
+
+
+def wire_of(one: ServerProcess) -> int:
+    """The newest version of frames that it writes."""
+    found: int = exchange(one.port, "GET", "/v1").json()["wire"]
+    return found
 
 
 def served(one: ServerProcess) -> float:
@@ -95,10 +109,15 @@ def test_the_same_losses(kind: str, folder: Path, tmp_path: Path) -> None:
     check(folder, path, gone=0)
 
 
-def test_a_rolling_restart(kind: str, folder: Path, tmp_path: Path) -> None:
-    """Both servers drain and come again, one after the other; in between one of them is alone."""
+@pytest.mark.parametrize("before", ["same", "older"])
+def test_a_rolling_restart(kind: str, before: str, folder: Path, tmp_path: Path) -> None:
+    """Both servers drain and come again, one after the other; in between one of them is alone, or of an older hapi."""
     path = tmp_path / "report.json"
-    with fleet(kind, folder, tmp_path) as (balancer, servers), job(balancer, path):
+    older = {"module": "support.older_server", "fresh": True, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = older if before == "older" else {}
+    with fleet(kind, folder, tmp_path, **options) as (balancer, servers), job(balancer, path):
+        spoken = [wire_of(one) for one in servers]
+        assert spoken == [WIRE_VERSION - (before == "older")] * 2
         for place in range(2):
             wait_for(lambda: all(served(one) > 5 for one in servers), 120, "requests at both servers")
             assert servers[place].stop() == 0
@@ -107,4 +126,5 @@ def test_a_rolling_restart(kind: str, folder: Path, tmp_path: Path) -> None:
             wait_for(lambda one=alone, count=before: served(one) > count + 5, 120, "requests at the other")  # type: ignore[misc]
             servers[place] = servers[place].restarted()
         wait_for(lambda: all(served(one) > 5 for one in servers), 120, "requests at the restarted servers")
+        assert [wire_of(one) for one in servers] == [WIRE_VERSION] * 2
     check(folder, path, gone=2)

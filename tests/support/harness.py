@@ -30,7 +30,7 @@ class ServerProcess:
     """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same.
 
     ``fresh``: a new interpreter, where what it holds in memory or how it begins is the point. ``open_files``: how many
-    it may have, then always in a new interpreter (``ulimit -n``, the soft and the hard limit).
+    it may have, then always in a new interpreter (``ulimit -n``, the soft and the hard limit). ``module``: what runs.
     """
 
     def __init__(
@@ -41,12 +41,13 @@ class ServerProcess:
         log: Path | None = None,
         fresh: bool = False,
         open_files: int | None = None,
+        module: str = "hapi.cli.server",
         **env: str,
     ) -> None:
         self.store, self.arguments, self.env, self.log, self.fresh = store, arguments, env, log, fresh
         self.open_files = open_files
         command = [
-            "hapi.cli.server",
+            module,
             "--store",
             str(store),
             "--port",
@@ -91,7 +92,7 @@ class ServerProcess:
         return code
 
     def restarted(self) -> ServerProcess:
-        """A new process on the same port."""
+        """A new process on the same port, of hapi-server as it is here."""
         return ServerProcess(
             self.store,
             *self.arguments,

@@ -13,21 +13,24 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.errors import DataError, HapiError, WireError
+from hapi.errors import BadRequestError, DataError, HapiError, WireError
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import (
     ALIGNMENT,
     DTYPE_BYTES,
     END_BYTES,
     NO_IDS,
+    OLDEST_VERSION,
     SLICE_BYTES,
     SMALL_BYTES,
+    UNNAMED_VERSION,
     WIRE_VERSION,
     FrameHeader,
     FrameLimits,
     StreamedBytes,
     StreamEnd,
     TensorSpec,
+    agreed_version,
     byte_view,
     data_frame,
     end_frame,
@@ -204,6 +207,27 @@ def test_another_version_is_named() -> None:
     stream[4] = 9
     with pytest.raises(WireError, match="version 9"):
         read(bytes(stream))
+
+
+@pytest.mark.parametrize("version", [OLDEST_VERSION, WIRE_VERSION])
+def test_this_version_and_the_one_before_are_read(version: int) -> None:
+    frame = b"".join(map(bytes, data_frame(STREAM_HEADER, [bytes(264), bytes(16)], version)))
+    assert frame[4] == version and len(frame) == frame_bytes(STREAM_HEADER)
+    headers, _, end = read(frame + end_frame(StreamEnd(1, len(STREAM_HEADER.ids)), version=version))
+    assert len(headers) == end.frames == 1
+    with pytest.raises(HapiError, match="no"):
+        read(error_frame(HapiError("no"), version))
+
+
+def test_the_newest_version_that_both_know_is_agreed_on() -> None:
+    assert agreed_version(str(WIRE_VERSION)) == agreed_version("99") == WIRE_VERSION
+    assert agreed_version(str(OLDEST_VERSION)) == OLDEST_VERSION
+    assert agreed_version(None) == UNNAMED_VERSION, "of clients from before the header"
+    with pytest.raises(BadRequestError, match=r"the client reads wire version 1, .*; update the client"):
+        agreed_version("1")
+    for wrong in ("", "-4", "4.0", "four", "٤", "1000"):
+        with pytest.raises(BadRequestError, match="expected a number"):
+            agreed_version(wrong)
 
 
 def test_wrong_buffers_are_the_callers_fault() -> None:

@@ -60,7 +60,7 @@ from hapi.server.tenants.accounting import Account, Accounts
 from hapi.server.tenants.by_token import Tenants
 from hapi.waiting import Interest
 from hapi.wire import messages
-from hapi.wire.frames import MEDIA_TYPE, error_frame
+from hapi.wire.frames import MEDIA_TYPE, VERSION_HEADER, agreed_version, error_frame
 from hapi.wire.warm_up import WARM_PATH, WarmUpRequest
 
 T = TypeVar("T")
@@ -177,8 +177,7 @@ class Application:
             return response
         finally:
             status = request.get(STATUS, status)
-            if status == GONE:
-                self.metrics.cancelled.inc()
+            self.metrics.cancelled.inc(status == GONE)
             self.metrics.requests.labels(name, str(status)).inc()
             quiet = name in QUIET and status < 400
             facts = self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
@@ -327,6 +326,7 @@ class Application:
                     tenant=tenant,
                     interest=interest,
                     progress=Progress(self._chosen, clock.under_way),
+                    wire=agreed_version(request.headers.get(VERSION_HEADER)),
                     expected_wait=slot.expected_wait,
                 )
                 at_work = RunningRequest(
@@ -353,7 +353,7 @@ class Application:
         guard = SlowReaderGuard(settings.pace_limits(), interest.deadline, pressed)
         head = AnswerHead(
             headers={"Content-Type": MEDIA_TYPE, messages.CODE_HEADER: service.code},
-            failed=lambda problem: error_frame(self._disclosed(request, problem)),
+            failed=lambda problem: error_frame(self._disclosed(request, problem), context.wire),
         )
         answer = Answer(self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, head)
         self.admission.sent(context.tenant, stream.max_bytes)

@@ -7,6 +7,7 @@ classes that parse and write them, problems from the error tree.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +48,7 @@ from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus, Failure
 from hapi.wire import messages, schemas
 from hapi.wire.cache_room import MOST_BYTES, MOST_RATE, CacheRoom
-from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
+from hapi.wire.frames import MEDIA_TYPE, OLDEST_VERSION, UNNAMED_VERSION, VERSION_HEADER, WIRE_VERSION
 from hapi.wire.held_out import PART
 from hapi.wire.references import MAX_SEED
 from hapi.wire.schemas import (
@@ -207,7 +208,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "parameters": [
             *named,
             *([_deadline()] if DeadlineError in operation.errors else []),
-            *([_stall()] if operation.answer[0] == MEDIA_TYPE else []),
+            *([_stall(), _reads()] if media_type == MEDIA_TYPE else []),
             _request_id(),
             _header(messages.TRACE_HEADER, TEXT, "W3C Trace Context: logged, and answered as it came."),
         ],
@@ -239,6 +240,11 @@ def _deadline() -> dict[str, Any]:
 def _stall() -> dict[str, Any]:
     text = "Share of its time, 0 to 1, in which the client's training loop waits for batches."
     return _header(messages.STALL_HEADER, schemas.text(messages.DECIMAL_PATTERN), text)
+
+
+def _reads() -> dict[str, Any]:
+    text = f"Newest wire version that the client reads, {OLDEST_VERSION} or later; none: {UNNAMED_VERSION}."
+    return _header(VERSION_HEADER, schemas.text(re.compile("[0-9]{1,3}")), text)
 
 
 def _request_id() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from hapi.errors import HapiError, TransportError, UsageError, from_problem
 from hapi.trace import TRACE_PARENT
 from hapi.wire.frame_reader import BufferSource, FrameReader
-from hapi.wire.frames import Buffer, FrameLimits
+from hapi.wire.frames import VERSION_HEADER, WIRE_VERSION, Buffer, FrameLimits
 from hapi.wire.messages import (
     CODE_HEADER,
     DEADLINE_HEADER,
@@ -46,6 +46,8 @@ from hapi.wire.transport.slow_server import AnswerLimits
 from hapi.wire.transport.urls import bearer, parse_url, tls_context
 
 T = TypeVar("T")
+_READS = {VERSION_HEADER: str(WIRE_VERSION)}
+"""Header of requests for frames."""
 _BYTES_RECEIVED = 128
 """Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
 QUEUE_SHARE = 0.9
@@ -152,7 +154,7 @@ class HttpTransport:
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
-        with self._exchange("POST", path, document, headers=self._stream_headers()) as response:
+        with self._exchange("POST", path, document, headers={**_READS, **self._stream_headers()}) as response:
             guard = response.guard
             code = response.headers.get(CODE_HEADER)
             reader = FrameReader(response, self._limits, guard.arriving, code)
