@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.clean_root import instructions
 
 import hapi
 from hapi.cli.server import parser
@@ -227,14 +228,8 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 # -- container -----------------------------------------------------------------------------------------------
 
 
-def instructions() -> list[tuple[str, str]]:
-    text = re.sub(r"\\\n\s*", "", CONTAINER.read_text())
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
-
-
 def test_the_container_copies_what_there_is_and_what_an_installation_needs() -> None:
-    copied = [word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]]
+    copied = [word for name, rest in instructions(CONTAINER) if name == "COPY" for word in rest.split()[:-1]]
     assert all((ROOT / word).exists() for word in copied)
     assert {"pyproject.toml", "setup.py", "hapi", "README.md", "LICENSE"} <= set(copied)
 
@@ -248,10 +243,10 @@ def test_an_installation_has_the_page() -> None:
 
 
 def test_the_container_starts_a_server_that_is_not_root() -> None:
-    by_name = dict(instructions())
+    by_name = dict(instructions(CONTAINER))
     assert by_name["FROM"].endswith("-slim") and by_name["STOPSIGNAL"] == "SIGTERM"
     assert by_name["USER"].isdigit() and by_name["USER"] != "0"
-    order = [name for name, _ in instructions()]
+    order = [name for name, _ in instructions(CONTAINER)]
     assert order.index("USER") < order.index("ENTRYPOINT") and "RUN" not in order[order.index("USER") :]
     program, *arguments = json.loads(by_name["ENTRYPOINT"])
     assert program == "hapi-server"
@@ -260,7 +255,7 @@ def test_the_container_starts_a_server_that_is_not_root() -> None:
 
 
 def test_the_health_check_is_a_program_that_asks_the_server() -> None:
-    check = dict(instructions())["HEALTHCHECK"]
+    check = dict(instructions(CONTAINER))["HEALTHCHECK"]
     program, flag, code = json.loads(check[check.index("CMD ") + 4 :])
     assert (program, flag) == ("python", "-c")
     compile(code, "HEALTHCHECK", "exec")
