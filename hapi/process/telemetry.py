@@ -116,7 +116,9 @@ class Telemetry:
         # Of one clock: spans must not jump when the machine's is set.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
-    def answered(self, name: str, seconds: float, facts: Mapping[str, Any], began: Mapping[str, float]) -> None:
+    def answered(
+        self, name: str, seconds: float, facts: Mapping[str, Any], began: Mapping[str, float]
+    ) -> None:
         """Record a request that was just answered, with a child for each stage as long as its seconds in sum.
 
         Args:

@@ -32,7 +32,9 @@ def as_shared(profile: Profile, ranks: int, local_ranks: int) -> Profile:
             concurrency=max(1, round(server.concurrency / more)),
         ),
         client_tier=tier,
-        layers=tuple(replace(layer, client_seconds=layer.client_seconds * slower) for layer in profile.layers),
+        layers=tuple(
+            replace(layer, client_seconds=layer.client_seconds * slower) for layer in profile.layers
+        ),
         step_seconds=profile.step_seconds * slower,
         update_seconds=profile.update_seconds * slower,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.harness import hapi, server
 from support.http_tools import EXTRACT, Known, ServedApplication, exchange, make_store, served
 
 from hapi.cli.main import main
@@ -145,3 +146,12 @@ def test_a_foreign_answer_is_one_line(
 def test_a_wrong_url_is_wrong_use(two: list[ServedApplication], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", url_of(two[0]), "store:8099"]) == 2
     assert "store:8099" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_processes_of_which_one_dies(folder: Path) -> None:
+    with server(folder) as one, server(folder) as other:
+        assert hapi("status", one.url, other.url).stdout.startswith("2 servers: 2 serving; ")
+        other.kill()
+        lines = hapi("status", one.url, other.url, code=1).stdout.splitlines()
+        assert lines[0].startswith("2 servers: 1 serving, 1 absent; ")

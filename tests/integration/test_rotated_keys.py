@@ -11,7 +11,7 @@ from support.http_tools import make_store, metric, until
 from support.hung_store import BUCKET, HungStore, hung_store
 
 pytestmark = pytest.mark.slow
-EPOCHS = 60
+EPOCHS = 16
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
     "--epochs", str(EPOCHS),

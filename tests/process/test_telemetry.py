@@ -63,7 +63,9 @@ def test_without_the_packages_one_line_says_so(
 
 
 def test_an_unknown_exporter_is_refused() -> None:
-    with pytest.raises(UsageError, match="OTEL_TRACES_EXPORTER: zipkn is not installed; there are: .*console"):
+    with pytest.raises(
+        UsageError, match=r"OTEL_TRACES_EXPORTER: zipkn is not installed; there are: .*console"
+    ):
         open_telemetry("hapi-server", {"OTEL_TRACES_EXPORTER": "zipkn"})
 
 

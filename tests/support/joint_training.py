@@ -101,6 +101,10 @@ class ForkedRanks:
         for rank in self._ranks:
             rank.send_signal(number)
 
+    def output(self) -> str:
+        """What all have said on stdout so far."""
+        return os.pread(self._files[0].fileno(), 1 << 20, 0).decode()
+
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Wait until all have ended and return what all of them said, on stdout and stderr."""
         deadline = time.monotonic() + timeout
@@ -138,6 +142,18 @@ def environment(**more: str) -> dict[str, str]:
     """Variables of a rank: this tree's package and its tests' networks, one thread."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def ranks_below(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks of torchrun, in their order."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        rank = next((v for v in variables if v.startswith(b"RANK=")), None)
+        if rank is not None:
+            found[int(rank.removeprefix(b"RANK="))] = child
+    return [found[rank] for rank in sorted(found)]
 
 
 def hapi_train(

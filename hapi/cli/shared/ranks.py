@@ -61,7 +61,9 @@ def going_on(settings: TrainSettings, ranks: Ranks) -> TrainSettings:
         UsageError: a rank was given others than the first one.
     """
     given = {name: value for name, value in flat(settings).items() if name not in OWN}
-    given["server"] = "given" if settings.server else "not given"  # else it is embedded, by all ranks of a machine
+    given["server"] = (
+        "given" if settings.server else "not given"
+    )  # else it is embedded, by all ranks of a machine
     first, *others = ranks.gathered(given)
     for rank, other in enumerate(others, 1):
         for name in first:

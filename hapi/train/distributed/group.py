@@ -189,7 +189,6 @@ class ProcessGroup(Ranks):
         self._plan, self._plan_is_new = plans[0], False
         self._plans += 1
 
-
     @contextmanager
     def explained(self) -> Iterator[None]:
         """See :meth:`Ranks.explained`."""

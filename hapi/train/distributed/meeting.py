@@ -65,7 +65,9 @@ def _opened(launch: Launch, seconds: float) -> Any:
     try:
         socket.getaddrinfo(address, int(port))
     except (OSError, UnicodeError):
-        raise UsageError(f"{where}: there is no such host; give the address of the first rank's machine") from None
+        raise UsageError(
+            f"{where}: there is no such host; give the address of the first rank's machine"
+        ) from None
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
     except (dist.DistError, RuntimeError, OSError) as error:
@@ -90,7 +92,7 @@ def _led(store: Any, launch: Launch, deadline: float, seconds: float) -> Meeting
     while True:
         missing = [rank for rank in others if not store.check([f"word/{rank}"])]
         words = {} if missing else {str(rank): store.get(f"word/{rank}").decode() for rank in others}
-        if words and words != known:
+        if not missing and (words != known or not name):
             known, names = words, names + 1
             name = f"{number}.{names}"
             store.set("start", json.dumps({"name": name, "words": known, "first": is_first}))
@@ -118,7 +120,9 @@ def _followed(store: Any, launch: Launch, deadline: float, seconds: float) -> Me
             if store.check([f"{name}/begins"]):
                 return Meeting(PrefixStore(name, store), start["first"])
         if time.monotonic() > deadline:
-            raise OtherRankError(f"the first rank did not begin within {seconds:.0f} s; its own lines say why")
+            raise OtherRankError(
+                f"the first rank did not begin within {seconds:.0f} s; its own lines say why"
+            )
         time.sleep(_POLL_SECONDS)
 
 
@@ -128,7 +132,7 @@ def _start(store: Any) -> Any:
 
 
 def silent_ranks(store: Any, rank: int, size: int, seconds: float) -> list[int]:
-    """Return the ranks that do not tell within ``seconds`` that they miss another one too; none where the store is gone.
+    """Return the ranks that do not tell within ``seconds`` that they miss another one too; none without a store.
 
     A rank that ended or hangs tells nothing; those that wait for it are let go at about the same time.
     """

@@ -58,7 +58,11 @@ def test_ranks_that_died_before_they_met_are_not_waited_for(store: Any) -> None:
 
 
 def test_those_that_do_not_come_are_named(store: Any) -> None:
-    present = threading.Thread(target=lambda: pytest.raises(OtherRankError, meet, launch(2, 4), 0.5))
+    def arrive() -> None:
+        with pytest.raises(OtherRankError, match="the first rank did not begin"):
+            meet(launch(2, 4), 0.5)
+
+    present = threading.Thread(target=arrive)
     present.start()
     with pytest.raises(OtherRankError, match=r"ranks 1, 3 of 4 did not come"):
         meet(launch(0, 4), 0.2)
@@ -94,7 +98,13 @@ def test_an_address_that_is_wrong(
     taken: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken), **variables}
+    known = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(taken),
+        **variables,
+    }
     for name, value in known.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
@@ -120,7 +130,9 @@ class Two(Ranks):
 def test_ranks_with_other_settings_are_refused() -> None:
     settings = TrainSettings(model="resnet18", output="run")
     assert going_on(settings, Two()) == settings
-    with pytest.raises(UsageError, match=r"rank 1 has --lr 0.5 and the first one 0.01: give all ranks the same"):
+    with pytest.raises(
+        UsageError, match=r"rank 1 has --lr 0.5 and the first one 0.01: give all ranks the same"
+    ):
         going_on(settings, Two(lr=0.5))
     with pytest.raises(UsageError, match="rank 1 has --server given and the first one not given"):
         going_on(settings, Two(server="given"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.harness import server
-from support.joint_training import ROOT, ForkedRanks, environment, hapi_train, torchrun
+from support.joint_training import ROOT, ForkedRanks, environment, hapi_train, ranks_below, torchrun
 from support.local_job import pack_blobs
 
 pytestmark = pytest.mark.slow
@@ -64,18 +64,6 @@ def wait_for(path: Path, poll: Callable[[], int | None]) -> None:
     while not path.exists() and poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert path.exists(), f"ended with {poll()}"
-
-
-def ranks_below(process: subprocess.Popen[str]) -> list[int]:
-    """Process ids of the ranks of torchrun, in their order."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    found = {}
-    for child in map(int, children):
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        rank = next((v for v in variables if v.startswith(b"RANK=")), None)
-        if rank is not None:
-            found[int(rank.removeprefix(b"RANK="))] = child
-    return [found[rank] for rank in sorted(found)]
 
 
 def check_as_alone(alone: list[dict[str, Any]], report: dict[str, Any]) -> None:
