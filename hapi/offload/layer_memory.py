@@ -51,8 +51,19 @@ class Layer:
     """Its part of ``A_interBlock``: it stays saved whether the layer is computed a second time or not."""
     stored_before: int = 0
     """Bytes of its input that the layer before it stores, where that one's room is."""
+    tensors: tuple[int, ...] = ()
+    """Bytes of each tensor that it is the first to save, in this order; none where its bytes can be cut anywhere."""
     recomputable: bool = True
     working: Working = Working()
+
+    def kept_of(self, room: int) -> int:
+        """Compute the bytes that stay in so much room: tensors stay whole, as long as there is room for the next."""
+        if not self.tensors:
+            return min(room, self.all_bytes)
+        kept = 0
+        for nbytes in self.tensors:
+            kept += nbytes if kept + nbytes <= room else 0
+        return kept
 
     @property
     def all_bytes(self) -> int:
@@ -113,7 +124,8 @@ def highest_use(layers: Sequence[Layer], plans: Sequence[LayerPlan], buffer_byte
     own = 0
     for number, (layer, plan) in enumerate(zip(layers, plans, strict=True), 1):
         before = kept, swapped
-        elsewhere = min(layer.stored_before, plan.kept_bytes) if own else 0
+        others = plan.kept_bytes - (layer.kept_of(plan.kept_bytes) if layer.tensors else 0)
+        elsewhere = min(layer.stored_before, others) if own else 0
         own = plan.host_bytes + plan.disk_bytes
         kept, swapped = kept + plan.kept_bytes - elsewhere, swapped + own + elsewhere
         last_swapped = kept if own else last_swapped

@@ -282,13 +282,16 @@ def _tiers(problem: Problem, amounts: list[int], chosen: set[int], room: int) ->
     """Fill the device from the last layer on, then the host, then the disk.
 
     What the last layers save is needed first: it would come back before it has gone. The first layers' time away is
-    the longest.
+    the longest. A tensor is kept whole or not at all.
     Without a tier below all stays, whether it fits or not.
     """
     host_room = problem.machine.host_bytes
     plans = []
     for index in reversed(range(len(amounts))):
-        kept = min(amounts[index], room) if problem.machine.has_tier_below else amounts[index]
+        kept = amounts[index]
+        if problem.machine.has_tier_below and kept > room:
+            layer = problem.layers[index]
+            kept = layer.kept_of(room) if index in chosen or not layer.tensors else 0
         host = min(amounts[index] - kept, host_room)
         disk = amounts[index] - kept - host
         room, host_room = max(0, room - kept), host_room - host

@@ -171,9 +171,11 @@ def _bytes_left_in_memory(parameters: Sequence[TrainedParameter], layout: Layout
     """Bytes that offloaded training keeps in memory, activations left out."""
     values = sum(known.parameter.nbytes for known in parameters)
     largest = max((known.parameter.nbytes for known in parameters), default=0)
-    gradients = values if any(known.keeps_in_memory for known in parameters) else max(PENDING_BYTES, largest)
+    is_kept = any(known.keeps_in_memory for known in parameters)
+    gradients = values if is_kept else min(values, PENDING_BYTES + largest)
     record = max((piece.nbytes for piece in layout.pieces), default=0)
-    return values + min(gradients, values) + BUFFERS * record * len(layout.slot_bytes)
+    own = record  # what an update makes, and gradients of a piece that is not complete
+    return values + gradients + BUFFERS * record * len(layout.slot_bytes) + own
 
 
 def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTraffic:

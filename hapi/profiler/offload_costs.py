@@ -18,10 +18,12 @@ STATES = {"sgd": 0, "sgd with momentum": 1, "adam": 2, "adamw": 2}
 """Tensors that an optimiser keeps for each parameter, in fp32."""
 SMALL_SHARE = 0.1
 """Share of the memory below which it is not the trained part that does not fit."""
-BUFFER_BYTES = 8 * (12 << 20)
+RECORD_BYTES = 12 << 20
+"""Bytes of a piece's states and master weights."""
+BUFFER_BYTES = 8 * RECORD_BYTES
 """Bytes of the buffers of each drive."""
 PENDING_BYTES = 64 << 20
-"""Most bytes of gradients on their way, unless one gradient is larger."""
+"""Most bytes of gradients on their way when backward makes another one."""
 _FP32 = 4
 
 
@@ -59,8 +61,8 @@ class OffloadCosts:
     def memory_with(self) -> int:
         """Bytes in memory with offloading: parameters, gradients on their way, buffers."""
         largest = self.largest * (2 if self.half else _FP32)
-        gradients = min(self.parameter_bytes, max(PENDING_BYTES, largest))
-        return self.parameter_bytes + gradients + BUFFER_BYTES * self.drives
+        gradients = min(self.parameter_bytes, PENDING_BYTES + largest)
+        return self.parameter_bytes + gradients + BUFFER_BYTES * self.drives + RECORD_BYTES
 
     @property
     def saved(self) -> int:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hapi.offload.layer_memory import Action, Layer, Working
 from hapi.offload.planner import (
@@ -280,6 +282,18 @@ def test_the_last_layers_stay() -> None:
     layers = [block(str(i), 1e12, GB // 4, recomputable=False) for i in range(6)]
     plan = plan_activations(Problem(layers=layers, machine=machine()))
     assert [layer.action for layer in plan.layers] == [Action.DISK] * 2 + [Action.KEEP] * 4
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 200))
+def test_tensors_are_kept_whole(tensors: list[int], room: int) -> None:
+    layer = Layer(name="a", flops=1.0, saved_bytes=sum(tensors), tensors=tuple(tensors))
+    kept = layer.kept_of(room)
+    assert kept <= room and layer.kept_of(kept) == kept
+    assert kept == sum(tensors) or room < sum(tensors)
+    layers = [layer, block("last", 1.0, 100)]
+    plan = evaluate(Problem(layers=layers, machine=machine(device_bytes=100 + room)), range(2))
+    assert plan.layers[0].kept_bytes + plan.layers[0].disk_bytes == sum(tensors)
+    assert plan.layers[0].kept_bytes in (kept, sum(tensors))
 
 
 def test_memory_is_that_of_the_worst_moment() -> None:

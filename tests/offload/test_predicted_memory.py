@@ -9,9 +9,13 @@ import pytest
 import torch
 from support.activation_models import SmallGpt
 from support.live_tensors import LiveTensors
+from support.offload_loops import offloaded
 from torch import nn
 
+from hapi.offload import optimizer as optimizers
+from hapi.offload import training
 from hapi.offload.activations.offload import ActivationOffload
+from hapi.offload.engine import BUFFERS
 
 
 def gpt() -> tuple[nn.Module, torch.Tensor]:
@@ -52,6 +56,11 @@ def mlp() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*(Mixer(64) for _ in range(12)), nn.Linear(64, 10)), torch.randn(2048, 64)
 
 
+def large_tensors() -> tuple[nn.Module, torch.Tensor]:
+    """A model whose saved tensors take up to a tenth of the memory each."""
+    return nn.Sequential(*(Mixer(64) for _ in range(8)), nn.Linear(64, 10)), torch.randn(2048, 64)
+
+
 def step(model: nn.Module, batch: torch.Tensor) -> None:
     out = model(batch).flatten(0, -2)
     nn.functional.cross_entropy(out, torch.arange(len(out)) % 10).backward()
@@ -70,6 +79,7 @@ PLANS: dict[str, tuple[str, float, int, set[str]]] = {
 
 MODELS = [
     mlp,
+    large_tensors,
     *(
         pytest.param(make, marks=pytest.mark.slow)
         for make in (gpt, wide_gpt, resnet_tail, resnet_tail_with_statistics)
@@ -103,6 +113,43 @@ def test_tensors_alive_are_those_predicted(
         expected = expected - {"recompute"}  # it would move them twice
     if make is not wide_gpt:  # the loss leaves its few layers little to choose
         assert expected <= actions
+
+
+class HugeEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = (
+            nn.Embedding(4000, 64),
+            nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))),
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(self.embedding(tokens))
+        return found
+
+
+@pytest.mark.parametrize("where", ["disk", "host"])
+def test_one_huge_tensor_takes_what_is_predicted(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradient is there whole; its states and their update never are."""
+    for module in (training, optimizers):
+        monkeypatch.setattr(module, "PENDING_BYTES", 1 << 14)
+    model, batch = HugeEmbedding(), torch.tensor([[7]])  # next to no activations
+    with offloaded(
+        model, torch.optim.AdamW(model.parameters()), tmp_path if where == "disk" else None
+    ) as optimizer:
+        for _ in range(4):
+            step(model, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+        with LiveTensors(*owned(model, batch)) as seen:
+            step(model, batch)
+            optimizer.step()
+        predicted = training._bytes_left_in_memory(optimizer._parameters, optimizer._layout)
+        records = (BUFFERS - 1) * max(piece.nbytes for piece in optimizer._layout.pieces)  # one is seen
+    taken = sum(parameter.nbytes for parameter in model.parameters()) + seen.peak + records
+    assert taken <= predicted <= 1.1 * taken
 
 
 def owned(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:

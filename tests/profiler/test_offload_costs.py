@@ -16,6 +16,7 @@ from hapi.profiler.cost import memory
 from hapi.profiler.offload_costs import (
     BUFFER_BYTES,
     PENDING_BYTES,
+    RECORD_BYTES,
     STATES,
     OffloadCosts,
     OffloadName,
@@ -57,7 +58,7 @@ def test_adamw_as_the_paper_counts_it() -> None:
 
 def test_memory_with_offloading_keeps_parameters_and_a_bounded_rest() -> None:
     costs = OffloadCosts(parameters=10**9, states=2, drives=2, largest=10**7)
-    assert costs.memory_with == 4 * 10**9 + (64 << 20) + 2 * BUFFER_BYTES
+    assert costs.memory_with == 4 * 10**9 + (64 << 20) + 4 * 10**7 + 2 * BUFFER_BYTES + RECORD_BYTES
     assert costs.saved == costs.memory_without - costs.memory_with
     assert OffloadCosts(parameters=1000, states=2).saved == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class LayerMeasure:
     input_bytes: int = 0
     stored_before: int = 0
     """Bytes of its input that the layers before it are the first to save."""
+    tensors: list[int] = field(default_factory=list)
+    """Bytes of each tensor that it is the first to save, in the pass that saved most."""
     changed_buffers: bool = False
     """Its forward pass changed buffers, so that a second one would change them twice."""
 
@@ -72,6 +74,7 @@ class IterationMeasure:
             high.saved_bytes = max(high.saved_bytes, now.saved_bytes)
             high.input_bytes = max(high.input_bytes, now.input_bytes)
             high.stored_before = max(high.stored_before, now.stored_before)
+            high.tensors = max(high.tensors, now.tensors, key=sum)
             high.changed_buffers |= now.changed_buffers
         self._now = [LayerMeasure() for _ in self._layers]
         self._between.clear()
@@ -99,6 +102,7 @@ class IterationMeasure:
     def saved(self, layer: int, key: Key) -> None:
         """Count bytes that a layer is the first to save."""
         self._now[layer].saved_bytes += key.extent.nbytes
+        self._now[layer].tensors.append(key.extent.nbytes)
         self.largest_bytes = max(self.largest_bytes, key.extent.nbytes)
 
     @contextmanager
@@ -148,6 +152,7 @@ class IterationMeasure:
                     saved_bytes=max(0, x.saved_bytes),
                     input_bytes=x.input_bytes,
                     stored_before=x.stored_before,
+                    tensors=tuple(x.tensors),
                     recomputable=reasons[number] is None,
                     working=self.watch.working(number, sum(layer.all_bytes for layer in layers)),
                 )
