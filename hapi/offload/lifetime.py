@@ -12,6 +12,7 @@ from typing import Any
 from hapi.errors import UsageError
 from hapi.offload.engine import Engine
 from hapi.offload.failures import failure
+from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.states.base import StateStore
 
 log = logging.getLogger("hapi.offload")
@@ -20,10 +21,12 @@ log = logging.getLogger("hapi.offload")
 class Lifetime:
     """Closes engine and store once: when asked, or at the process's end."""
 
-    def __init__(self, engine: Engine, store: StateStore, where: str, *, resumes: bool) -> None:
+    def __init__(
+        self, engine: Engine, kept: KeptGradients, store: StateStore, where: str, *, resumes: bool
+    ) -> None:
         """``where`` names the store for people; ``resumes`` is whether a next run goes on from it."""
         self._resumes = resumes
-        self._engine, self._store, self._where = engine, store, where
+        self._engine, self._kept, self._store, self._where = engine, kept, store, where
         self.handles: list[Any] = []
         """Hooks to be removed at the end."""
         self._closed = self._failed = False
@@ -58,6 +61,7 @@ class Lifetime:
                 self._failed = True
                 log.warning("%s", failure(error, self._where, self._store, self._resumes))
         self._engine.close()
+        self._kept.close()
         self._store.close(remove=remove and not (self._failed and self._resumes))
 
     def _at_exit(self) -> None:

@@ -16,6 +16,7 @@ from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.hooks import attach
+from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
@@ -85,7 +86,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         self._counts = {"taken_steps": 0, "redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
-        self._lifetime = Lifetime(self._engine, store, where, resumes=resumes)
+        self._kept = KeptGradients(store, PENDING_BYTES // 2)
+        self._lifetime = Lifetime(self._engine, self._kept, store, where, resumes=resumes)
         self._activations = activations
         self._watch = StepWatch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
@@ -99,7 +101,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 model, self._parameters, self._on_gradient, self._give_values_back
             )
         for known in self._parameters:
-            known.on_change = self._undo
+            known.kept, known.on_change = self._kept, self._undo
         self._begin()
 
     # -- what a loop calls -----------------------------------------------------------------------------------
@@ -120,7 +122,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             options = [options_of(group) for group in self.param_groups]
             self._engine.drain()
             check_untouched(self._parameters)
-            if self._speculated and not self._is_as_expected(options):
+            is_alike = all(map(same_options, options, self._update.options))
+            if self._speculated and not (is_alike and self._expected.is_met(self._speculated, self._used)):
                 self._counts["redone_steps"] += 1
                 self._redone = set(self._speculated)
                 self._take_back()
@@ -130,6 +133,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             if not self._is_alone:
                 self._engine.settle()
                 self._shards.meet()  # all have committed the step before
+            self._kept.expect(self._records.gradient_spans(late))
             self._engine.submit(self._shards.own(late))
             self._engine.drain()
             self._shards.share_values(sorted(wanted))
@@ -223,12 +227,17 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 del gradient
                 known.parameter.grad = known.offloaded
             known.passes += 1
-            if self._expected.norms:
+            left = self._expected.passes - known.passes
+            known.is_added_to = left > 1
+            if self._expected.norms and left <= 0:
                 known.compute_norm()
-            if self._expected.is_on and known.passes == self._expected.passes:
+            if self._expected.is_on and not left:
                 self._speculate(known)
             else:
                 known.put_away()
+            if self._expected.note_gradient(known.number) and left > 0:
+                order = self._expected.arrivals
+                self._kept.expect(span for number in order for span in self._parameters[number].spans())
 
     def _speculate(self, known: TrainedParameter) -> None:
         """Hand over the pieces that are complete with this gradient."""
@@ -259,14 +268,13 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._engine.submit(ready)
         self._engine.help()
         if not known.keeps_in_memory:
-            self._engine.wait_for_room(lambda: self._pending <= PENDING_BYTES)
+            self._engine.wait_for_room(lambda: self._pending + self._kept.held <= PENDING_BYTES)
 
     # -- the engine's thread ---------------------------------------------------------------------------------
 
     def _reads_master(self, piece: StatePiece) -> bool:
-        if piece.number in self._redone:
-            return True
-        return any(not known.is_master for known in self._used(piece.number))
+        is_redone = piece.number in self._redone
+        return is_redone or any(not known.is_master for known in self._used(piece.number))
 
     def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
         used = [known for known in self._used(piece.number) if known.has_gradient]
@@ -295,16 +303,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             for piece in self._layout.pieces
         ]
         for known in self._parameters:
-            known.is_submitted = known.takes_memory = False
+            known.is_submitted = known.takes_memory = known.is_added_to = False
             known.norm_wanted = known.was_touched = False
             known.pieces_left = len(known.pieces)
             known.passes = 0
-        expected = (
-            [number for number in self._expected.order if self._waiting[number]]
-            if self._expected.is_on
-            else []
-        )
-        self._engine.expect(expected)
+        order = self._expected.order if self._expected.is_on else ()
+        self._engine.expect(number for number in order if self._waiting[number])
 
     def _gather(self) -> list[TrainedParameter]:
         """Return the parameters with a gradient, as the loop left them."""
@@ -323,10 +327,6 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                     known.parameter.grad = known.offloaded
             active.append(known)
         return active
-
-    def _is_as_expected(self, options: Sequence[Mapping[str, Any]]) -> bool:
-        is_alike = all(map(same_options, options, self._update.options))
-        return is_alike and self._expected.is_met(self._speculated, self._used)
 
     def _used(self, number: int) -> list[TrainedParameter]:
         """Return a piece's parameters."""

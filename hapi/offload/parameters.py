@@ -13,8 +13,8 @@ from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.gradients import GradientChange, OffloadedGradient
+from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
 from hapi.offload.pieces import ParameterSize
-from hapi.offload.states.base import StateStore
 
 TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,9 +35,11 @@ class TrainedParameter:
     keeps_in_memory: bool
     counts_steps: bool = True
     """Whether the optimiser keeps the number of steps of each parameter."""
-    store: StateStore = field(init=False)
-    """Holds its gradient when the memory does not."""
+    kept: KeptGradients = field(init=False)
+    """Hold its gradient when the memory does not."""
     pieces: list[int] = field(default_factory=list)
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    """Its first elements in each piece, and those after the last; in their order."""
     steps: int = 0
     """Steps that it took part in."""
     version: int = 0
@@ -55,6 +57,8 @@ class TrainedParameter:
     """Whether pieces of it were handed to the engine before the step."""
     is_lent: bool = False
     """Whether the gradient is consumed by work that was begun, and not kept."""
+    is_added_to: bool = False
+    """Whether a further pass is expected to add to what the next one adds: its gradient stays in the store then."""
     pieces_left: int = 0
     """Pieces that are not computed yet in this step."""
     on_change: Callable[[], None] = lambda: None
@@ -93,6 +97,11 @@ class TrainedParameter:
     def is_master(self) -> bool:
         """Whether the memory holds its fp32 master weights themselves."""
         return self.parameter.dtype == torch.float32
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether its fp32 values lie in the memory that updates are computed in."""
+        return self.is_master and self.parameter.device.type == "cpu"
 
     @property
     def is_foreign(self) -> bool:
@@ -141,6 +150,8 @@ class TrainedParameter:
 
     def drop(self) -> None:
         """Forget the gradient."""
+        if self._is_stored:
+            self.kept.forget(self.gradient_at, self.parameter.nbytes)
         self._gradient, self._is_stored, self._norm, self._offloaded = None, False, None, None
         self.is_lent = False
         self.changes.clear()
@@ -155,8 +166,15 @@ class TrainedParameter:
         """Move the gradient from the memory to the store."""
         if self._gradient is None or self.keeps_in_memory:
             return
-        self.store.write_gradient(self.gradient_at, bytes_of(flat_view(self._gradient).cpu()))
+        self.kept.write(self.gradient_at, bytes_of(flat_view(self._gradient).cpu()))
         self._is_stored, self._gradient = True, None
+
+    def spans(self, start: int = 0, stop: int | None = None) -> list[GradientSpan]:
+        """Return where its kept gradient's elements lie, part by part; nothing of one that is not in the store."""
+        if not self._is_stored or self._gradient is not None:
+            return []
+        stop = self.parameter.numel() if stop is None else stop
+        return [self._span(*part) for part in self.parts if start <= part[0] < stop]
 
     def consume(self) -> None:
         """Give the gradient's memory back; it is not kept."""
@@ -202,6 +220,9 @@ class TrainedParameter:
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Add a further backward pass's gradient, as autograd does: in place, in the parameter's type."""
         self._tell()
+        if self.is_added_to and self.spans() and not (self.changes or self.is_lent):
+            self._add_in_store(flat_view(laid_out(gradient, self.parameter)))
+            return
         whole = self._whole()
         for change in self.changes:
             change.apply(whole)
@@ -228,8 +249,18 @@ class TrainedParameter:
         if gradient is not None:
             return gradient
         whole = torch.empty_like(self.parameter, requires_grad=False)
-        flat_view(whole).copy_(self._read(0, self.parameter.numel()))
+        flat = flat_view(whole)
+        for start, stop in self.parts:
+            flat[start:stop].copy_(self._read(start, stop))
         return whole
+
+    def _add_in_store(self, flat: torch.Tensor) -> None:
+        """Add to the kept gradient part by part, so that the memory never holds it whole."""
+        for start, stop in self.parts:
+            part = self._read(start, stop).add_(flat[start:stop].cpu())
+            self.kept.write(self._span(start, stop).at, bytes_of(part))
+        self.generation += 1
+        self._norm = None
 
     def _gone(self) -> GradientGoneError:
         return GradientGoneError(
@@ -241,9 +272,11 @@ class TrainedParameter:
     def _read(self, start: int, stop: int) -> torch.Tensor:
         if not self._is_stored:
             raise self._gone()
-        part = torch.empty(stop - start, dtype=self.parameter.dtype)
-        self.store.read_gradient(self.gradient_at + start * part.itemsize, bytes_of(part))
-        return part
+        return torch.from_numpy(self.kept.read(self._span(start, stop))).view(self.parameter.dtype)
+
+    def _span(self, start: int, stop: int) -> GradientSpan:
+        size = self.parameter.itemsize
+        return GradientSpan(self.gradient_at + start * size, (stop - start) * size)
 
 
 def check_untouched(parameters: Iterable[TrainedParameter]) -> None:

@@ -71,14 +71,6 @@ class Layout:
     slot_bytes: tuple[int, ...]
     """Bytes of a slot on each drive."""
 
-    def of_parameter(self, parameters: int) -> list[list[int]]:
-        """Return the numbers of the pieces that hold a part of each of ``parameters`` parameters."""
-        found: list[list[int]] = [[] for _ in range(parameters)]
-        for piece in self.pieces:
-            for segment in piece.segments:
-                found[segment.parameter].append(piece.number)
-        return found
-
 
 def plan_pieces(
     parameters: Sequence[ParameterSize],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from hapi.arrays import Bytes
 from hapi.offload.engine import Engine
+from hapi.offload.loop.kept_gradients import GradientSpan
 from hapi.offload.parameters import TrainedParameter, flat_view
 from hapi.offload.pieces import Layout, Segment
 from hapi.offload.shards import Shards
@@ -43,6 +44,12 @@ class Records:
             for segment in self._layout.pieces[number].segments:
                 flat = self._parameters[segment.parameter].flat
                 flat[segment.start : segment.stop].copy_(master_of(segment, record))
+
+    def gradient_spans(self, numbers: Iterable[int]) -> Iterator[GradientSpan]:
+        """Yield where kept gradients of these pieces lie."""
+        for number in numbers:
+            for segment in self._layout.pieces[number].segments:
+                yield from self._parameters[segment.parameter].spans(segment.start, segment.stop)
 
     def take_over(self) -> None:
         """Give the parameters in memory the values that a killed process committed."""

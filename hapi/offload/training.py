@@ -265,8 +265,11 @@ def _make(
         parameters.append(known)
     rank, ranks = shares_of(model)
     layout = plan_pieces([known.size for known in parameters], max(len(folders), 1), rank=rank, ranks=ranks)
-    for known, pieces in zip(parameters, layout.of_parameter(len(parameters)), strict=True):
-        known.pieces = pieces
+    for piece in layout.pieces:
+        for segment in piece.segments:
+            known = parameters[segment.parameter]
+            known.pieces.append(piece.number)
+            known.parts.append((segment.start, segment.stop))
     small = SmallState(model)
     store: StateStore
     if folders:
@@ -282,8 +285,6 @@ def _make(
     else:
         store = HostStates(layout, 0)
     agree_on_step(model, store)
-    for known in parameters:
-        known.store = store
     return store, layout, small, parameters
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from hapi.offload.pieces import Segment, StatePiece
 
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimisers whose step on a part of a tensor is that part of the step on the whole."""
+CACHED_ELEMENTS = 3 << 14
+"""Elements that are computed together: they stay in a cache, and what is made beside them (192 KiB) is below what
+:func:`hapi.allocator.give_back_large_blocks` gives back, page by page, each time."""
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -54,7 +58,9 @@ def state_names(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -
     """Return the tensors that an optimiser keeps for each parameter, found by a step on one number."""
     probe = nn.Parameter(torch.zeros(1))
     probe.grad = torch.zeros(1)
-    state = _stepped(kind, [(probe, options, {})])[0]
+    optimizer: torch.optim.Optimizer = kind([{**options, "params": [probe]}])  # type: ignore[call-arg]
+    optimizer.step()
+    state = optimizer.state[probe]
     return tuple(name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim())
 
 
@@ -73,50 +79,78 @@ class PieceUpdate:
     def __call__(self, piece: StatePiece, loaded: Loaded) -> None:
         """Update a piece in its buffer, and the parameters in memory.
 
-        Segments whose parameter has no gradient keep their values.
+        Master weights that are the values in memory are computed there, and copied into the record once. Segments whose
+        parameter has no gradient keep their values.
         """
-        work, parts = [], []
+        parts: list[_Part] = []
+        computed = []
         for segment in piece.segments:
             known = self._parameters[segment.parameter]
-            master = master_of(segment, loaded.buffer)
-            if not loaded.has_master or known.takes_memory:
-                master.copy_(known.flat[segment.start : segment.stop])
+            master, own = master_of(segment, loaded.buffer), known.flat[segment.start : segment.stop]
+            is_recorded = loaded.has_master and not known.takes_memory
             if not known.has_gradient:
+                if not is_recorded:
+                    master.copy_(own)
                 continue
-            values = nn.Parameter(master, requires_grad=True)
-            changes = known.changes if self.expected is None else self.expected
-            values.grad = known.part(segment.start, segment.stop, changes).float()
-            state = self._state(known, segment, loaded) if known.steps else {}
-            work.append((values, self.options[known.group], state))
-            parts.append((known, segment, master))
-        if not work:
-            return
-        for (known, segment, master), state in zip(parts, _stepped(self._kind, work), strict=True):
-            for name, kept in zip(known.state_names, states_of(segment, loaded.buffer), strict=True):
-                if state[name].data_ptr() != kept.data_ptr():
-                    kept.copy_(state[name])
+            values, other = (own.data, master) if known.is_on_host else (master, own)
+            if is_recorded == known.is_on_host:
+                values.copy_(other)
+            parts += self._parts(known, segment, values, loaded)
+            computed.append((known, values, other))
+        _take_step(self._kind, parts)
+        for known, values, other in computed:
             known.writes += 1
-            known.flat[segment.start : segment.stop].copy_(master)
+            if known.is_on_host:  # ``.data`` has a version of its own
+                torch.autograd.graph.increment_version(known.parameter)
+            other.copy_(values)
 
-    def _state(self, known: TrainedParameter, segment: Segment, loaded: Loaded) -> dict[str, torch.Tensor]:
-        state = dict(zip(known.state_names, states_of(segment, loaded.buffer), strict=True))
-        if known.counts_steps:
-            state["step"] = torch.tensor(float(known.steps))
-        return state
+    def _parts(
+        self, known: TrainedParameter, segment: Segment, values: torch.Tensor, loaded: Loaded
+    ) -> list[_Part]:
+        """Cut a segment into parts that stay in a core's cache while they are computed."""
+        changes = known.changes if self.expected is None else self.expected
+        gradient = known.part(segment.start, segment.stop, changes).float()
+        states = states_of(segment, loaded.buffer)
+        parts = []
+        for start in range(0, segment.elements, CACHED_ELEMENTS):
+            span = slice(start, start + CACHED_ELEMENTS)
+            parameter = nn.Parameter(values[span], requires_grad=True)
+            parameter.grad = gradient[span]
+            kept = {name: state[span] for name, state in zip(known.state_names, states, strict=True)}
+            parts.append(_Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps))
+        return parts
 
 
-def _stepped(
-    kind: type[torch.optim.Optimizer],
-    work: Sequence[tuple[nn.Parameter, Mapping[str, Any], dict[str, torch.Tensor]]],
-) -> list[dict[str, Any]]:
-    """Take a step with these parameters, options and states; return the states after it."""
-    groups = [{**options, "params": [values]} for values, options, _ in work]
+class _Part(NamedTuple):
+    """Elements that are computed together."""
+
+    values: nn.Parameter
+    options: Mapping[str, Any]
+    states: Mapping[str, torch.Tensor]
+    """In the record."""
+    steps: int
+    """Taken before; the states count where there were some."""
+    counts_steps: bool
+
+
+def _take_step(kind: type[torch.optim.Optimizer], parts: Sequence[_Part]) -> None:
+    """Take a step with these parts, each with its options; their states are those after it."""
+    if not parts:
+        return
+    grouped = [list(group) for _, group in groupby(parts, key=lambda part: id(part.options))]
+    groups = [{**group[0].options, "params": [part.values for part in group]} for group in grouped]
     optimizer: torch.optim.Optimizer = kind(groups)  # type: ignore[call-arg]
-    for values, _, state in work:
-        if state:
-            optimizer.state[values] = state
+    for part in parts:
+        if part.steps:
+            state = optimizer.state[part.values] = dict(part.states)
+            if part.counts_steps:
+                state["step"] = torch.tensor(float(part.steps))
     optimizer.step()
-    return [optimizer.state[values] for values, _, _ in work]
+    for part in parts:
+        state = optimizer.state[part.values]
+        for name, kept in part.states.items():
+            if state[name].data_ptr() != kept.data_ptr():
+                kept.copy_(state[name])
 
 
 def master_of(segment: Segment, record: Bytes) -> torch.Tensor:

@@ -25,12 +25,15 @@ from support.offload_loops import (
     weights_equal,
 )
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.gradients import OffloadedGradient
+from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
+from hapi.offload.updates import CACHED_ELEMENTS
 
 ADAMW: dict[str, Any] = {"lr": 1e-2}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -127,6 +130,38 @@ def test_gradients_in_memory_where_it_is_large_enough(tmp_path: Path) -> None:
     with moved:
         assert not any(tmp_path.rglob("gradients")) or not next(tmp_path.rglob("gradients")).stat().st_size
         assert weights_equal(model, twin)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the elements that are copied, and the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default:
+            self.copied += result.numel()
+        elif func in (torch.ops.aten.sqrt.default, torch.ops.aten.div.Scalar, torch.ops.aten.div.Tensor):
+            self.largest = max(self.largest, result.nbytes)
+        return result
+
+
+def test_an_update_copies_each_value_once_and_makes_small_tensors() -> None:
+    model = nn.Linear(500, 400)
+    _, moved = offload_training(
+        model, torch.optim.AdamW(model.parameters()), "1KB", mode="serial", activations="keep"
+    )
+    for _ in range(3):
+        model(torch.ones(2, 500)).sum().backward()
+        with Operators() as counted:
+            moved.step()
+        moved.zero_grad()
+    assert isinstance(moved, OffloadedOptimizer)
+    moved.close()
+    assert counted.copied == sum(parameter.numel() for parameter in model.parameters())
+    assert 0 < counted.largest <= 4 * CACHED_ELEMENTS < 256 << 10
 
 
 class InMemoryMasters:

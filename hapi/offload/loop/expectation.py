@@ -44,6 +44,9 @@ class Expectation:
         self._steps = 0
         self._was_touched = False
         self._arrived: list[int] = []
+        self.arrivals: list[int] = []
+        """Parameters in the order in which a backward pass gives them gradients."""
+        self._this_pass: list[int] = []
 
     @property
     def passes(self) -> int:
@@ -70,6 +73,16 @@ class Expectation:
                 return False
         return True
 
+    def note_gradient(self, parameter: int) -> bool:
+        """Remember that a parameter got a gradient; return whether a backward pass is expected to end with it."""
+        if parameter in self._this_pass:
+            self._end_pass()
+        self._this_pass.append(parameter)
+        return self.arrivals[-1:] == [parameter]
+
+    def _end_pass(self) -> None:
+        self.arrivals, self._this_pass = self._this_pass or self.arrivals, []
+
     def note_arrival(self, pieces: Iterable[int]) -> None:
         """Remember that these pieces are complete now."""
         self._arrived += pieces
@@ -82,6 +95,7 @@ class Expectation:
             was_redone: whether pieces were computed again, for which gradients are needed a second time.
         """
         arrived, self._arrived = self._arrived, []
+        self._end_pass()
         if not active:
             return
         changes = tuple(active[0].changes)
