@@ -16,6 +16,7 @@ from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
 from hapi.factories import is_factory
+from hapi.models.warm_up import warm_up_libraries
 from hapi.process.machine_id import machine_id
 from hapi.process.processors import processor_count
 from hapi.wire import messages
@@ -133,4 +134,4 @@ def _transport(
 
 def _embed(settings: ModelSettings, store: str, threads: int) -> EmbeddedServer:
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
-    return EmbeddedServer(store, allow_models=factories, threads=threads)
+    return EmbeddedServer(store, allow_models=factories, threads=threads, meanwhile=warm_up_libraries)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hapi.errors import HapiError, TransportError, UsageError
@@ -30,7 +30,26 @@ class EmbeddedServer:
     this machine cannot use it: it wants a token made for it.
     """
 
-    def __init__(self, store: str, *, allow_models: Sequence[str] = (), threads: int | None = None) -> None:
+    def __init__(
+        self,
+        store: str,
+        *,
+        allow_models: Sequence[str] = (),
+        threads: int | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the server, and wait until it listens.
+
+        Args:
+            store: a store's URL.
+            allow_models: factories of models that it may call.
+            threads: of its forward passes; None for its own choice.
+            meanwhile: called while it starts, which takes seconds of another processor.
+
+        Raises:
+            UsageError: the store cannot be used by two processes, or there is no room for the server's log.
+            TransportError: the server did not start.
+        """
         if store.startswith("memory:"):
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
         # A URL that cannot be is said so before anything is started.
@@ -70,7 +89,7 @@ class EmbeddedServer:
             start_new_session=True,  # Ctrl-C is for the trainer, which then ends the server in order
         )
         try:
-            self.url = self._await_url()
+            self.url = self._await_url(meanwhile)
         except BaseException:
             self.close()
             raise
@@ -89,13 +108,14 @@ class EmbeddedServer:
         more = "; the system does that when memory runs out" if status == -signal.SIGKILL else ""
         raise HapiError(f"the embedded server {how}{more} (its last words: {self._last_output()})")
 
-    def _await_url(self) -> str:
+    def _await_url(self, meanwhile: Callable[[], None]) -> str:
         lines: list[str] = []
         stdout = self._process.stdout
         if stdout is None:
             raise TransportError("the embedded server has no output")
         reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
         reader.start()
+        meanwhile()
         deadline = time.monotonic() + START_SECONDS
         while reader.is_alive() and time.monotonic() < deadline:
             reader.join(0.2)
