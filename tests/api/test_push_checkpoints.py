@@ -53,7 +53,10 @@ def never_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_built")
-@pytest.mark.parametrize("kind", ["safetensors", "sharded", "pth", "bin", "old pt"])
+@pytest.mark.parametrize(
+    "kind",
+    ["safetensors", "pth", *(pytest.param(k, marks=pytest.mark.slow) for k in ("sharded", "bin", "old pt"))],
+)
 def test_a_checkpoint_is_streamed_and_has_the_digests_of_the_built_network(
     tmp_path: Path, state: dict[str, torch.Tensor], kind: str
 ) -> None:

@@ -145,6 +145,7 @@ def test_the_papers_figures_stand_beside_ours() -> None:
     assert compare(apart, rows_of(apart)) == []
 
 
+@pytest.mark.slow
 def test_each_figure_of_the_paper_has_a_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     records = every_part()

@@ -49,7 +49,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(STEPS, st.sampled_from([3_000, 9_000, 1 << 20]))
 def test_any_steps_of_two_processes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, list[int]]], budget: int

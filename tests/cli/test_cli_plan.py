@@ -241,6 +241,7 @@ def test_a_cache_that_cannot_be_written_is_a_note(
     assert json.loads(out)["notes"][-1].startswith("nothing is kept for the next time: ")
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_beside_the_table(
     capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path
 ) -> None:

@@ -341,6 +341,7 @@ def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
                 assert list(command._warnings(session, training)) == [weights]
 
 
+@pytest.mark.slow
 def test_random_weights_that_nobody_asked_for(tmp_path: Path) -> None:
     pack_blobs(tmp_path / "store")
     training = load(TrainSettings, None, {}).value

@@ -22,7 +22,7 @@ def test_memory_is_reused_after_the_last_tensor() -> None:
 def test_a_kept_view_is_never_overwritten() -> None:
     pool = BufferPool()
     kept = pool.tensor((4, 8), torch.float32).fill_(7)[1:2, 3:]
-    for _ in range(20):
+    for _ in range(5):
         pool.tensor((4, 8), torch.float32).fill_(0)
         gc.collect()
     assert (kept == 7).all()

@@ -95,6 +95,7 @@ def test_a_strategy_trains_in_bf16_with_sizes_of_half(service: Service) -> None:
     assert layers[LAST].output_bytes == exact[LAST].output_bytes
 
 
+@pytest.mark.slow
 def test_weights_of_both_types_are_resident_beside_each_other(service: Service) -> None:
     cache = service.workers.all[0].cache
     cache.drop_idle()

@@ -54,6 +54,7 @@ def test_gradients_are_those_of_plain_training(tmp_path: Path, name: str, policy
         assert any(layer["action"] == "recompute" for layer in report["layers"])
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_those_of_plain_training(tmp_path: Path) -> None:
     model = SmallGpt()
     offloaded = copy.deepcopy(model)
@@ -63,6 +64,7 @@ def test_accumulated_micro_batches_are_those_of_plain_training(tmp_path: Path) -
     assert same(train(model, gpt_loss, accumulate=3), seen)
 
 
+@pytest.mark.slow
 def test_without_a_disk_what_does_not_fit_is_recomputed() -> None:
     model = SmallGpt()
     offloaded = copy.deepcopy(model)
@@ -155,6 +157,7 @@ def test_activations_that_stay_give_back_large_blocks_beside_states_on_a_disk(
     assert options[allocator._MMAP_THRESHOLD] == allocator._GLIBC_LARGEST
 
 
+@pytest.mark.slow
 def test_a_larger_batch_is_measured_anew(tmp_path: Path) -> None:
     model = SmallGpt()
     with ActivationOffload(model, 6_000_000, [tmp_path]) as offload:
@@ -194,6 +197,7 @@ def test_layers_are_the_blocks_wherever_they_are() -> None:
     assert "layer4.1" in [name for name, _ in layers_of(small_resnet())]
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_model_is_a_plain_model(tmp_path: Path) -> None:
     model = SmallGpt()
     with ActivationOffload(model, 3_000_000, [tmp_path], "swap") as offload:
@@ -207,6 +211,7 @@ def test_a_copy_of_the_model_is_a_plain_model(tmp_path: Path) -> None:
         assert offload.report()["tensors_stored"] == stored
 
 
+@pytest.mark.slow
 def test_closing_gives_the_model_back(tmp_path: Path) -> None:
     model = SmallGpt()
     keys = [sorted(vars(module)) for module in model.modules()]

@@ -113,7 +113,7 @@ def test_optimizers_are_equal(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("disk", [True, False], ids=["disk", "host"])
-@pytest.mark.parametrize("make", [tied_model, images_model])
+@pytest.mark.parametrize("make", [tied_model, pytest.param(images_model, marks=pytest.mark.slow)])
 def test_fifty_steps_of_a_disorderly_loop_are_equal(
     make: Callable[[], nn.Module], disk: bool, tmp_path: Path
 ) -> None:

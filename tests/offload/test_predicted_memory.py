@@ -87,7 +87,10 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param(p, marks=() if p in ("as it plans", "all of them") else pytest.mark.slow) for p in PLANS],
+)
 @pytest.mark.parametrize("make", MODELS)
 def test_tensors_alive_are_those_predicted(
     make: Callable[[], tuple[nn.Module, torch.Tensor]], plan: str, tmp_path: Path

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures memory
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_a_model_takes_the_memory_of_two_windows(tmp_path: Path) -> None:
     nbytes = write_sparse(tmp_path / "m.safetensors", {"a.weight": (80 * MIB,), "b.weight": (16 * MIB,)})
     push_model(str(tmp_path / "m.safetensors"), f"{tmp_path}/store/warm")  # imports what it needs

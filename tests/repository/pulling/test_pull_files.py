@@ -79,6 +79,7 @@ def test_a_whole_network_is_a_model_file_and_a_plain_state_dict(
     assert not leftovers(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_was_pulled_pushes_without_a_byte(pushed: StoredModel, tmp_path: Path) -> None:
     write_file(pushed, whole(pushed), tmp_path / "net.safetensors")
     spec = ModelSpec(**{**SPEC.__dict__, "weights": str(tmp_path / "net.safetensors")})
@@ -152,6 +153,7 @@ def test_shards_are_read_by_others_and_come_back_equal(tensors_only: StoredModel
     assert list(source.tensors) == list(tensors_only.manifest.tensors)
 
 
+@pytest.mark.slow
 def test_one_shard_is_one_file_as_the_library_names_it(pushed: StoredModel, tmp_path: Path) -> None:
     assert write_folder(pushed, whole(pushed), tmp_path).files == (tmp_path / "model.safetensors",)
     assert read_model(tmp_path / "model.safetensors")[1].spec.architecture == "resnet18"
