@@ -42,6 +42,7 @@ LIGHT_ROOMS = ("ground", "process", "codecs", "wire", "config")
 LAZY_LOADERS = {"lazy_torchvision.py"}
 """Imports heavy libraries when they are first needed, for rooms that may not."""
 PLANNERS = (
+    "cluster/scaling.py",
     "codecs/choose.py",
     "data/epoch_order.py",
     "repository/loading/plan.py",

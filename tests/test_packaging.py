@@ -233,7 +233,9 @@ def test_every_extra_named_anywhere_exists() -> None:
 def test_all_has_every_extra_of_a_user() -> None:
     extras = dict(project()["optional-dependencies"])
     (line,) = extras["all"]
-    assert Requirement(line).extras == set(extras) - {"all", "docs", "test"}
+    assert Requirement(line).extras == set(extras) - {"all", "docs", "test", "ray"}, (
+        "ray is 0.34 GB of its own"
+    )
 
 
 @pytest.fixture

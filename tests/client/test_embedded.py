@@ -18,6 +18,7 @@ from hapi.client.transport import embedded_server as embedded
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError, TransportError, UnauthorizedError, UsageError
+from hapi.process import child_server
 from hapi.wire.transport.http import HttpTransport
 
 
@@ -122,8 +123,8 @@ def test_other_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, 
 
 
 def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "START_SECONDS", 0.5)
-    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(child_server, "START_SECONDS", 0.5)
+    monkeypatch.setattr(child_server, "STOP_SECONDS", 0.5)
     monkeypatch.setattr(sys, "executable", program(tmp_path, "exec sleep 60"))
     pids: list[int] = []
 

@@ -1,0 +1,1 @@
+"""Many servers: deployed, scaled and simulated. Needs optional extras."""

@@ -1,0 +1,33 @@
+"""The list of a fleet's servers, asked for by its address."""
+
+from __future__ import annotations
+
+from hapi.errors import BadRequestError, HapiError, NotFoundError
+from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.urls import canonical_url
+
+MOST_SERVERS = 4096
+
+
+def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.0) -> list[str]:
+    """Return the URLs of the servers that take work, asked from the fleet at ``url``.
+
+    Raises:
+        NotFoundError: there is none now.
+        HapiError: nothing answers, or something else than :mod:`hapi.cluster.ray_serve`.
+    """
+    transport = HttpTransport(url, ca_file=ca_file, timeout=timeout)
+    try:
+        document = transport.call("GET", "/")
+        found = [canonical_url(one) for one in document["servers"]]
+    except (HapiError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, HapiError) and error.retryable:
+            raise
+        raise BadRequestError(
+            f"{url}: answers with no list of servers; is it a fleet of hapi.cluster.ray_serve?"
+        ) from None
+    finally:
+        transport.close()
+    if not found:
+        raise NotFoundError(f"{url}: no server of the fleet takes work now; 'serve status' tells why")
+    return found[:MOST_SERVERS]

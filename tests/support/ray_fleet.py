@@ -1,0 +1,74 @@
+"""A Ray of its own for tests: small, on free ports, without dashboard and usage statistics, ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from support.forked import environment
+
+STORE_BYTES = 80 << 20
+"""Of Ray's object store, which is not used: features do not pass it."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def running_ray() -> Iterator[str]:
+    """Ray and Serve on this machine; the address of Serve's proxy."""
+    quiet = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # this machine may be slow
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment().keys():
+            patch.delenv(name)
+        for name, value in environment(**quiet).items():
+            patch.setenv(name, value)
+        import ray
+        from ray import serve
+
+        port = free_port()
+        # A short path: names of sockets have at most 107 bytes.
+        with tempfile.TemporaryDirectory(prefix="hray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+            try:
+                ray.init(
+                    num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
+                    _temp_dir=folder, configure_logging=False, _node_ip_address="127.0.0.1",
+                )  # fmt: skip
+                serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                with suppress(Exception):
+                    serve.shutdown()
+                ray.shutdown()
+
+
+def listening(port: int) -> int:
+    """The process that listens on a port of the loopback, by Linux's list of sockets."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, state, inode = (line.split()[n] for n in (1, 3, 9))
+        if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+            for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+                with suppress(OSError):
+                    if str(descriptor.readlink()) == f"socket:[{inode}]":
+                        return int(descriptor.parts[2])
+    raise AssertionError(f"nothing listens on {port}")
+
+
+def parent_of(pid: int) -> int:
+    """The process that started another."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
