@@ -149,6 +149,7 @@ def _ready(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
 def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks, tracer: Tracer) -> int:
     with Leaving("hapi-train"):
         from hapi.client.session import Session
+        from hapi.train.steps.offloading import offload_terms
         from hapi.train.trainer import Trainer
 
     settings = loaded.value
@@ -156,7 +157,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks, tr
         settings,
         tracer=tracer,
         optimizer_bytes=settings.optimizer_bytes,
-        offload=settings.offload_terms,
+        offload=offload_terms(settings),
         ranks=ranks,
     ) as session:
         settings = files.begin(session.job_context.description.reference.name, settings.model)

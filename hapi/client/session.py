@@ -126,9 +126,8 @@ class Session(Closing):
         try:
             if offload is not None:
                 self.offload = offload_of(settings, job_context, budget, optimizer_bytes, offload)
-            freed = 0 if self.offload is None else self.offload.freed
             self.planning = planning_of(
-                settings, job_context, self.meter, budget, optimizer_bytes, self._chooser(), freed
+                settings, job_context, self.meter, budget, optimizer_bytes, self._chooser(), self.offload
             )
             """Chooses the split of each batch; None when it is fixed."""
             if (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from hapi.profiler.cost import memory
+from hapi.profiler.cost import Estimate, estimate, memory
 from hapi.profiler.profile import Job, Profile
 from hapi.units import format_bytes, format_duration
 
@@ -24,6 +24,8 @@ BUFFER_BYTES = 8 * RECORD_BYTES
 """Bytes of the buffers of each drive."""
 PENDING_BYTES = 64 << 20
 """Most bytes of gradients on their way when backward makes another one."""
+WORTHWHILE = 0.95
+"""Share of an epoch's seconds below which states that would fit the memory go to a disk: prices are estimates."""
 _FP32 = 4
 
 
@@ -93,6 +95,25 @@ class OffloadTerms:
     states: int
     """See :class:`OffloadCosts`."""
     drives: int = 1
+    rates: Callable[[], tuple[float, float]] | None = None
+    """Measures the bytes a second that all drives read and write; None where nobody asks for a price."""
+
+
+class FasterSplit(NamedTuple):
+    """A split that fits the memory only with the states on a disk, and is faster than any that fits without."""
+
+    split: int
+    epoch_seconds: float
+    fitting: int
+    """The best one that fits with the states in memory."""
+    fitting_seconds: float
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return (
+            f"at split {self.split} an epoch then takes {format_duration(self.epoch_seconds)}; with the states in "
+            f"memory it is {format_duration(self.fitting_seconds)}, at split {self.fitting}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +128,31 @@ class OffloadChoice:
     costs: OffloadCosts
     fitting_freeze: int | None
     """Earliest freeze that fits with the states in memory, where the present one does not."""
+    faster: FasterSplit | None = None
+    """Reason to offload what need not be."""
+    added_seconds: float = 0.0
+    """Seconds that a step takes more, as far as it was priced."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory is what the states leave it for."""
+        return self.is_needed or self.faster is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedOffload:
+    """The place of the states by its price, with the profiles before and after."""
+
+    choice: OffloadChoice
+    price: OffloadPrice | None
+    """None for host memory, and where offloading is no question."""
+    in_memory: Profile
+    elsewhere: Profile
+
+    @property
+    def profile(self) -> Profile:
+        """Return the profile that a plan is made from."""
+        return self.in_memory if self.choice.where == "off" else self.elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +242,63 @@ def choose_offload(
         costs=costs,
         fitting_freeze=_fitting_freeze(profile, job, split) if is_needed else None,
     )
+
+
+def price_offload(
+    profile: Profile, job: Job, terms: OffloadTerms, rates: Callable[[], tuple[float, float]]
+) -> PricedOffload:
+    """Choose the place of a training's states where seconds are known too, as a run and ``hapi plan`` do.
+
+    Args:
+        profile: measurements, with all in memory.
+        job: the training, with its bound on memory.
+        terms: what the user asks for.
+        rates: returns bytes a second that the drives read and write; called where the price is a question.
+    """
+    choice = choose_offload(profile, job, terms)
+    splits = range(profile.last_split + 1)
+    unfit = [split for split in splits if not _fits(profile, job, (split,))]
+    if terms.wanted == "off" or (choice.where == "off" and not unfit):
+        return PricedOffload(choice=choice, price=None, in_memory=profile, elsewhere=profile)
+    asked = choice if choice.where != "off" else choose_offload(profile, job, replace(terms, wanted="disk"))
+    price = None
+    read, write = rates() if asked.where == "disk" and asked.costs.parameters else (0.0, 0.0)
+    if read and write:
+        price = OffloadPrice(
+            costs=asked.costs,
+            read_rate=read,
+            write_rate=write,
+            step_seconds=profile.step_seconds * min(job.bs, job.samples) + profile.update_seconds,
+            batch=job.bs,
+            samples=job.samples,
+        )
+        asked = replace(asked, added_seconds=price.added_seconds)
+    elsewhere = offloaded(profile, asked, price) if asked.freed or choice.where != "off" else profile
+    if choice.where != "off":
+        choice = asked
+    elif asked.freed and price is not None:
+        faster = _faster(profile, elsewhere, job, unfit)
+        choice = choice if faster is None else replace(asked, faster=faster)
+    return PricedOffload(choice=choice, price=price, in_memory=profile, elsewhere=elsewhere)
+
+
+def fitting_elsewhere(elsewhere: Profile, job: Job, unfit: Iterable[int]) -> list[Estimate]:
+    """Return the estimates with the states elsewhere of those ``unfit`` splits that fit the memory so."""
+    found = (estimate(elsewhere, job, split) for split in unfit)
+    return [e for e in found if e.memory.peak <= (job.memory_bytes or 0)]
+
+
+def _faster(in_memory: Profile, elsewhere: Profile, job: Job, unfit: Sequence[int]) -> FasterSplit | None:
+    fitting = (split for split in range(in_memory.last_split + 1) if split not in unfit)
+    best = min((estimate(in_memory, job, split) for split in fitting), key=_seconds, default=None)
+    other = min(fitting_elsewhere(elsewhere, job, unfit), key=_seconds, default=None)
+    if best is None or other is None or other.epoch_seconds > WORTHWHILE * best.epoch_seconds:
+        return None
+    return FasterSplit(other.split, other.epoch_seconds, best.split, best.epoch_seconds)
+
+
+def _seconds(one: Estimate) -> float:
+    return one.epoch_seconds
 
 
 def offloaded(profile: Profile, choice: OffloadChoice, price: OffloadPrice | None) -> Profile:

@@ -24,6 +24,7 @@ from hapi.profiler.offload_costs import (
     OffloadTerms,
     choose_offload,
     offloaded,
+    price_offload,
 )
 from hapi.profiler.profile import Job, Profile
 
@@ -131,3 +132,31 @@ def test_the_freeze_that_fits() -> None:
 def test_buffers_are_priced_as_the_engine_has_them() -> None:
     assert BUFFER_BYTES == BUFFERS * 3 * 4 * PIECE_ELEMENTS, "master weights and two states of fp32"
     assert PENDING_BYTES == ENGINE_PENDING_BYTES
+
+
+def slow_servers() -> Profile:
+    """A profile whose first split is far faster than the last one, which takes the least memory here."""
+    whole = heavy()
+    layers = tuple(
+        replace(x, server_seconds=1.0 * (i > 0), client_seconds=0.01) for i, x in enumerate(whole.layers)
+    )
+    return replace(whole, layers=layers)
+
+
+def test_states_leave_for_a_faster_split_where_its_price_is_worth_it() -> None:
+    profile, terms = slow_servers(), OffloadTerms(wanted="auto", states=2)
+    peaks = [memory(profile, JOB, split).peak for split in range(3)]
+    job = replace(JOB, memory_bytes=peaks[2])
+    assert peaks[2] < min(peaks[:2])
+    fast = price_offload(profile, job, terms, lambda: (8e9, 8e9)).choice
+    assert (fast.where, fast.is_needed, fast.is_short) == ("disk", False, True)
+    assert fast.faster is not None and fast.faster.split < fast.faster.fitting == 2
+    assert "with the states in memory it is" in str(fast.faster)
+    slow = price_offload(profile, job, terms, lambda: (1e8, 1e8)).choice
+    unknown = price_offload(profile, job, terms, lambda: (0.0, 0.0)).choice
+    forbidden = price_offload(profile, job, replace(terms, wanted="off"), lambda: (8e9, 8e9)).choice
+    roomy = price_offload(profile, replace(job, memory_bytes=2 * max(peaks)), terms, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert {slow.where, unknown.where, forbidden.where, roomy.choice.where} == {"off"}
+    assert (
+        price_offload(profile, replace(job, memory_bytes=1), terms, lambda: (8e9, 8e9)).choice.faster is None
+    )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
-from hapi.profiler.cost import Estimate, estimate, memory
+from hapi.profiler.cost import Estimate, memory
 from hapi.profiler.offload_costs import (
     STATES,
-    OffloadChoice,
     OffloadName,
-    OffloadPrice,
     OffloadTerms,
-    choose_offload,
-    offloaded,
+    PricedOffload,
+    fitting_elsewhere,
+    price_offload,
 )
 from hapi.profiler.profile import MAX_PROFILE_BYTES, Job, Profile
 from hapi.profiler.reading import load_document
@@ -31,8 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--offload",
         choices=get_args(OffloadName),
         default="auto",
-        help="place of the optimiser's states, as for hapi-train; auto takes a disk only where no split fits --memory "
-        "(default auto)",
+        help="place of the optimiser's states, as for hapi-train; auto takes a disk where no split fits --memory, or a "
+        "faster one fits so (default auto)",
     )
     parser.add_argument(
         "--optimizer",
@@ -41,36 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedOffload:
-    """The place of the states in a plan, with the profiles before and after."""
-
-    choice: OffloadChoice
-    price: OffloadPrice | None
-    """None for host memory."""
-    in_memory: Profile
-    elsewhere: Profile
-
-    @property
-    def profile(self) -> Profile:
-        """Return the profile that the plan is made from."""
-        return self.in_memory if self.choice.where == "off" else self.elsewhere
-
-    def candidates(self, found: Plan, job: Job) -> dict[int, Estimate]:
-        """Return the estimates with offloading of those splits that fit the memory only so."""
-        if self.choice.where != "off" or not self.elsewhere_frees:
-            return {}
-        unfit = (c.estimate.split for c in found.candidates if not c.fits)
-        priced = (estimate(self.elsewhere, job, split) for split in unfit)
-        return {e.split: e for e in priced if e.memory.peak <= (job.memory_bytes or 0)}
-
-    @property
-    def elsewhere_frees(self) -> bool:
-        """Return whether less memory is needed with the states elsewhere."""
-        return self.elsewhere is not self.in_memory
-
-
-def price_offload(
+def price_of(
     args: argparse.Namespace, profile: Profile, job: Job, rates: tuple[float, float]
 ) -> PricedOffload:
     """Choose the place of the states as a run would, and price it.
@@ -82,24 +52,15 @@ def price_offload(
         rates: bytes a second that the disk reads and writes.
     """
     states, profile = _optimizer(args, replace(profile, offloaded_bytes=0))
-    terms = OffloadTerms(wanted=args.offload, states=states)
-    choice = choose_offload(profile, job, terms)
-    # What no split needs may still be the faster way at an earlier one: it is priced whatever the choice.
-    asked = choice if choice.where != "off" else choose_offload(profile, job, replace(terms, wanted="disk"))
-    step = profile.step_seconds * min(job.bs, job.samples) + profile.update_seconds
-    price = None
-    if asked.where == "disk" and asked.costs.parameters:
-        price = OffloadPrice(
-            costs=asked.costs,
-            read_rate=rates[0],
-            write_rate=rates[1],
-            step_seconds=step,
-            batch=job.bs,
-            samples=job.samples,
-        )
-    may_offload = args.offload != "off" and asked.freed > 0
-    elsewhere = offloaded(profile, asked, price) if may_offload or choice.where != "off" else profile
-    return PricedOffload(choice=choice, price=price, in_memory=profile, elsewhere=elsewhere)
+    return price_offload(profile, job, OffloadTerms(wanted=args.offload, states=states), lambda: rates)
+
+
+def candidates(found: Plan, priced: PricedOffload, job: Job) -> dict[int, Estimate]:
+    """Return the estimates with offloading of those splits that fit the memory only so."""
+    if priced.choice.where != "off" or priced.elsewhere is priced.in_memory:
+        return {}
+    unfit = (c.estimate.split for c in found.candidates if not c.fits)
+    return {e.split: e for e in fitting_elsewhere(priced.elsewhere, job, unfit)}
 
 
 def _optimizer(args: argparse.Namespace, profile: Profile) -> tuple[int, Profile]:
@@ -139,16 +100,15 @@ def print_offload(found: Plan, priced: PricedOffload, job: Job) -> None:
 
 
 def _lines(found: Plan, priced: PricedOffload, job: Job) -> list[str]:
-    choice, others = priced.choice, priced.candidates(found, job)
+    choice, others = priced.choice, candidates(found, priced, job)
     room = "no bound" if job.memory_bytes is None else format_bytes(job.memory_bytes)
     states = f"parameters, gradients and states of {format_bytes(choice.costs.memory_without)}"
     if choice.where == "off" and not others:
         return []
     if choice.where == "off":
         lines = [f"offload: not needed; {len(others)} more splits fit {room} with the states on a disk:"]
-        best = min(others.values(), key=lambda e: e.epoch_seconds)
-        if best.epoch_seconds < found.chosen.estimate.epoch_seconds:
-            lines[0] = lines[0].removesuffix(":") + f", and split {best.split} is faster (--offload disk):"
+    elif choice.faster is not None:
+        lines = [f"offload: to the {choice.where}, {choice.faster}"]
     elif choice.is_needed:
         lines = [f"offload: to the {choice.where}, no split fits {room} with its {states}"]
     else:
@@ -182,7 +142,7 @@ def document_of(found: Plan, priced: PricedOffload, job: Job) -> dict[str, Any]:
         "fitting_freeze": choice.fitting_freeze,
         "candidates": [
             {"split": split, "memory": e.memory.peak, "epoch_seconds": e.epoch_seconds}
-            for split, e in priced.candidates(found, job).items()
+            for split, e in candidates(found, priced, job).items()
         ],
     }
     if price is not None:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     profile = _what_if(_own(args) if args.profile is None else _replayed(args), args)
     if args.save_profile is not None:
         profile.save(args.save_profile)
-    priced = plan_offload.price_offload(args, profile, job, terms.disk)
+    priced = plan_offload.price_of(args, profile, job, terms.disk)
     profile = priced.profile
     found = plan(args.strategy, profile, job)
     chosen = {
@@ -256,7 +256,7 @@ def _document(
 def _print(
     found: Plan, chosen: dict[str, Candidate | None], forms: list[Estimate], priced: PricedOffload, job: Job
 ) -> None:
-    profile, offloaded = priced.profile, priced.candidates(found, job)
+    profile, offloaded = priced.profile, plan_offload.candidates(found, priced, job)
     bandwidth = units.format_bandwidth(profile.link.bits_per_second)
     print(
         f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, {job.samples} samples an epoch, "

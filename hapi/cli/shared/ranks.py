@@ -107,6 +107,7 @@ def train_along(settings: TrainSettings, ranks: Ranks) -> None:
         HapiError: as :meth:`hapi.Trainer.run`.
     """
     from hapi.client.session import Session
+    from hapi.train.steps.offloading import offload_terms
     from hapi.train.trainer import Trainer
 
     with (
@@ -115,7 +116,7 @@ def train_along(settings: TrainSettings, ranks: Ranks) -> None:
             settings,
             tracer=tracer,
             optimizer_bytes=settings.optimizer_bytes,
-            offload=settings.offload_terms,
+            offload=offload_terms(settings),
             ranks=ranks,
         ) as session,
     ):

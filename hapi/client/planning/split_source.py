@@ -11,13 +11,14 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
+from hapi.client.planning.plan_records import fitted
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, blank_profile
 from hapi.client.planning.warm_up import WarmUp
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
-from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms, choose_offload
+from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms, choose_offload, price_offload
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.sizes import sizes_of
 
@@ -176,7 +177,7 @@ def planning_of(
     budget: MemoryBudget,
     optimizer_bytes: float,
     reuse: ReuseChooser | None = None,
-    offloaded_bytes: int = 0,
+    offload: OffloadChoice | None = None,
 ) -> SplitController | None:
     """Return the planning of a session; None when its split is fixed, which needs no profile.
 
@@ -187,7 +188,7 @@ def planning_of(
         budget: this side's memory.
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
         reuse: see :class:`SplitController`.
-        offloaded_bytes: of the trained layers and their optimiser, elsewhere.
+        offload: place of the optimiser's states; None where they stay in memory.
     """
     if job_context.strategy is None:
         for flag, needed in (
@@ -199,7 +200,10 @@ def planning_of(
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
-    sizes = replace(sizes, offloaded_bytes=offloaded_bytes)
+    if offload is not None:
+        sizes = replace(sizes, offloaded_bytes=offload.freed)
+    if given is not None and offload is not None:
+        given = replace(given, update_seconds=given.update_seconds + offload.added_seconds)
     try:
         return SplitController(
             job_context.strategy,
@@ -223,7 +227,7 @@ def offload_of(
     optimizer_bytes: float,
     terms: OffloadTerms,
 ) -> OffloadChoice:
-    """Choose the place of the optimiser's states.
+    """Choose the place of the optimiser's states: by a given profile's seconds, otherwise by sizes alone.
 
     Args:
         settings: the session's.
@@ -233,8 +237,14 @@ def offload_of(
         terms: what the user asks for.
     """
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
-    only = job_context.split if job_context.strategy is None else None
-    return choose_offload(blank_profile(sizes), job, terms, only)
+    if settings.profile is None or job_context.strategy is None or terms.rates is None:
+        only = job_context.split if job_context.strategy is None else None
+        return choose_offload(blank_profile(sizes), job, terms, only)
+    try:
+        given = fitted(Profile.load(settings.profile), sizes)
+    except ConfigError as error:
+        raise ConfigError(f"--profile {settings.profile}: {error}") from None
+    return price_offload(given, job, terms, terms.rates).choice
 
 
 def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: float) -> Sizes:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hapi.offload.shards import rank_folder, shares_of
 from hapi.offload.states.folder import discard
 from hapi.offload.training import offload_states
 from hapi.paths import user_cache_folder, user_path
-from hapi.profiler.offload_costs import OffloadCosts, OffloadPrice
+from hapi.profiler.offload_costs import OffloadCosts, OffloadPrice, OffloadTerms
 from hapi.train.settings import TrainingSettings
 from hapi.train.steps.gradient_step import GradientStep
 from hapi.units import format_bytes
@@ -45,7 +46,8 @@ class Offloading:
         self._is_closed = False
         self._folders: list[Path] = []
         self._seconds = 0.0
-        needed = (choice for choice in session.ranks.gathered(session.offload) if choice and choice.is_needed)
+        chosen = session.ranks.gathered(session.offload)
+        needed = (choice for choice in chosen if choice and choice.where != "off")
         choice = self._choice = next(needed, session.offload)  # what one rank needs, all do
         if settings.offload == "auto":
             self.where = "off" if choice is None else choice.where
@@ -65,6 +67,8 @@ class Offloading:
         self.why = f"asked for by --offload {settings.offload}"
         if choice is not None and choice.is_needed:
             self.why = f"the training does not fit {room} with its {states}"
+        elif choice is not None and choice.faster is not None:
+            self.why = str(choice.faster)
         folders = self._folders = _folders(settings) if self.where == "disk" else []
         self._put(step, folders)
         self._announce(folders)
@@ -105,7 +109,7 @@ class Offloading:
 
     def _put(self, step: GradientStep, folders: Sequence[Path]) -> None:
         choice, room = self._choice, self._session.budget.bytes
-        if self._costs is not None and room is not None and (choice is None or choice.is_needed):
+        if self._costs is not None and room is not None and (choice is None or choice.is_short):
             room = min(room, self._costs.memory_without)  # the rest of it holds what is not trained
         own = [rank_folder(folder, *shares_of(step.module)) for folder in folders]
         step.optimizer = offload_states(step.module, step.optimizer, room, own, resumes=False)
@@ -117,8 +121,7 @@ class Offloading:
         if costs is None or not folders:
             log.warning("offload: %s; the states go to host memory", self.why)
             return
-        found = [measure_disk(folder) for folder in folders]
-        read, write = (sum(rates[way] or 0.0 for rates in found) for way in (0, 1))
+        read, write = rates_of(folders)
         text = f"{self.why}; the states go to {', '.join(map(str, folders))}"
         if read and write:
             self._price = OffloadPrice(
@@ -139,6 +142,19 @@ class Offloading:
         planning = self._session.planning
         profile = None if planning is None else planning.profile
         return 0.0 if profile is None else profile.step_seconds * self._session.settings.bs
+
+
+def offload_terms(settings: TrainingSettings) -> OffloadTerms | None:
+    """Return what may be offloaded, with a probe of the disks that it would go to; None where all stays in memory."""
+    terms = settings.offload_terms
+    folders = _folders(settings, needed=False)
+    return terms if terms is None or not folders else replace(terms, rates=lambda: rates_of(folders))
+
+
+def rates_of(folders: Sequence[Path]) -> tuple[float, float]:
+    """Measure the bytes a second that disks read and write together; 0 where that cannot be measured."""
+    found = [measure_disk(folder) for folder in folders]
+    return sum(rates.read or 0.0 for rates in found), sum(rates.write or 0.0 for rates in found)
 
 
 def _costs(settings: TrainingSettings, step: GradientStep) -> OffloadCosts | None:

@@ -135,8 +135,8 @@ class OffloadSettings:
 
     offload: OffloadName = setting(
         "place of the states of adamw, adam and sgd: off is the memory of the trained layers, host the machine's (for "
-        "a GPU), disk a folder; auto takes the disk only where the training does not fit the memory. The steps are "
-        "bitwise the same",
+        "a GPU), disk a folder; auto takes the disk where the training does not fit the memory, or is faster so by a "
+        "given profile. The steps are bitwise the same",
         default="auto",
     )
     offload_dir: tuple[str, ...] = setting(

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.local_job import Interrupting, open_session, settings_of, trainer_of
+from support.profiler_tools import heavy
 
+from hapi.cli.main import main
+from hapi.client.planning import split_source
 from hapi.client.planning.split_source import offload_of
 from hapi.errors import DivergedError, UsageError
 from hapi.offload.failures import OffloadError
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
+from hapi.profiler.cost import memory
+from hapi.profiler.fit import Sizes
 from hapi.profiler.offload_costs import OffloadChoice, OffloadCosts, OffloadTerms
 from hapi.train.report_facts import offload_text
 from hapi.wire.transport.http import Handler
@@ -230,6 +237,38 @@ def test_auto_offloads_what_does_not_fit_and_says_what_it_costs(
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("offload:")]
     assert "does not fit" in line and "read and" in line and str(tmp_path) in line
     assert line.endswith("--freeze 13 would fit without")
+
+
+def test_auto_offloads_for_a_faster_split_of_a_given_profile_as_the_plan_does(
+    remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [
+        replace(x, server_seconds=float(i > 0), client_seconds=0.01) for i, x in enumerate(heavy().layers)
+    ]
+    profile = replace(heavy(), layers=tuple(layers))
+    profile.save(str(tmp_path / "profile.json"))
+    sizes = Sizes(
+        model="crafted", freeze=2, last_split=2, layers=profile.layers, samples=profile.samples,
+        client=profile.client_tier, optimizer_bytes_per_parameter_byte=2.0,
+    )  # fmt: skip
+    monkeypatch.setattr(split_source, "_sizes", lambda *_: sizes)
+    with open_session(remembered) as session:
+        job = split_source._job(session.settings, session.job_context, session.budget)
+        room = memory(profile, job, 2).peak
+        settings = replace(session.settings, profile=str(tmp_path / "profile.json"))
+        context = replace(session.job_context, strategy="auto")
+        monkeypatch.setattr(session.budget, "bytes", room)
+        terms = OffloadTerms(wanted="auto", states=2, rates=lambda: (8e9, 8e9))
+        chosen = offload_of(settings, context, session.budget, 2.0, terms)
+        session.offload = replace(chosen, freed=1)
+        trainer = trainer_of(session, optimizer="adamw", offload_dir=(str(tmp_path),))
+        trainer.offloading.close()
+    assert chosen.faster is not None and trainer.offloading.why == str(chosen.faster)
+    flags = (f"--memory={room}B", f"--bs={job.bs}", f"--samples={job.samples}", f"--epochs={job.epochs}")
+    more = ("--disk-read=8GB/s", "--disk-write=8GB/s", "--json")
+    assert main(("plan", "--profile", str(tmp_path / "profile.json"), *flags, *more)) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["offload"]["where"], planned["split"]) == ("disk", chosen.faster.split)
 
 
 @pytest.mark.parametrize(
