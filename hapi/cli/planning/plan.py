@@ -17,7 +17,6 @@ from hapi.cli.planning import offload as plan_offload
 from hapi.cli.planning import reuse as plan_reuse
 from hapi.cli.planning.flags import BANDWIDTH, STORED, USUAL_JOB
 from hapi.cli.planning.flags import configure as configure
-from hapi.cli.planning.offload import PricedOffload
 from hapi.cli.planning.reuse import print_table
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
@@ -26,6 +25,7 @@ from hapi.models.zoo.names import check_model
 from hapi.paths import check_outputs
 from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, estimate
+from hapi.profiler.offload_costs import PricedOffload
 from hapi.profiler.pipeline import Form
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.reuse.choose import choose_reuse
