@@ -48,7 +48,10 @@ def commands(server: str) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("library", ["torch", "accelerate", "lightning"])
+@pytest.mark.parametrize(
+    "library",
+    ["torch", *(pytest.param(name, marks=pytest.mark.long) for name in ("accelerate", "lightning"))],
+)
 def test_each_sample_is_trained_on_once(library: str, server: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
