@@ -54,7 +54,8 @@ def request_id_of(request: web.Request) -> str:
 
 def trace_of(request: web.BaseRequest) -> str:
     """Return the client's ``traceparent``; empty without one that is as W3C Trace Context has it."""
-    given = request.headers.getall(messages.TRACE_HEADER, [])
+    # Blanks around a value are none of it (RFC 9110, 5.5); not every release of aiohttp takes those at its end away.
+    given = [value.strip(" \t") for value in request.headers.getall(messages.TRACE_HEADER, [])]
     return given[0] if len(given) == 1 and _TRACE.fullmatch(given[0]) else ""
 
 
