@@ -37,6 +37,13 @@ def _overload(args: argparse.Namespace) -> Outcome:
     return outcome_of(measure_overload(settings, tell))
 
 
+def _stragglers(args: argparse.Namespace) -> Outcome:
+    from benchmarks.load.stragglers import StragglersSettings, measure_stragglers
+
+    settings = with_given(StragglersSettings(), args, servers="servers", requests="requests")
+    return outcome_of(measure_stragglers(settings, tell))
+
+
 def _siege(args: argparse.Namespace) -> Outcome:
     from benchmarks.load.siege import SiegeSettings, measure_siege
 
@@ -104,6 +111,15 @@ BENCHMARKS = (
             request_size("32", 65_536),
         ),
         run=_overload,
+    ),
+    Benchmark(
+        name="stragglers",
+        help="seconds of requests to several servers, of which one is ten times as slow (two cores, Linux)",
+        options=(
+            number("--servers", count(2, 16), "", "4"),
+            number("--requests", count(100, 1 << 20), "of each way, with and without the slow one", "1500"),
+        ),
+        run=_stragglers,
     ),
     Benchmark(
         name="siege",

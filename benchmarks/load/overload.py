@@ -207,7 +207,7 @@ class _Bench:
         )
         token = secrets.token_hex(16)
         self._server, self._url = start_server_process(bed, store, token, folder, ("--tenants", str(tenants)))
-        self._document = _document(store, settings)
+        self._document = request_document(store, settings.model, settings.image_size)
         self._log = folder / "load.log"
         with self._log.open("wb") as stderr:
             self._load = bed.start(
@@ -310,14 +310,13 @@ class _Bench:
         return seen
 
 
-def _document(store: Path, settings: OverloadSettings) -> dict[str, Any]:
-    """A request at the model's freeze, without its ids."""
-    side = settings.image_size
-    spec = ModelSpec(architecture=settings.model, weights="random:0", input_shape=(3, side, side))
+def request_document(store: Path, architecture: str, side: int) -> dict[str, Any]:
+    """Return a request at a model's freeze, without its ids, for the store's images as inputs of ``side`` pixels."""
+    spec = ModelSpec(architecture=architecture, weights="random:0", input_shape=(3, side, side))
     model = build(spec)
     freeze = model.default_freeze
     if not freeze:
-        raise UsageError(f"--model {settings.model}: has no usual freeze; choose one of the paper's")
+        raise UsageError(f"--model {architecture}: has no usual freeze; choose one of the paper's")
     return {
         "dataset": find_dataset(open_store(str(store)), "images").reference.to_json(),
         "model": zoo_reference(spec, model, freeze).to_json(),

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from hapi.errors import UsageError
 from hapi.wire.frame_reader import ByteSource, FrameReader
+from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.http import Transport
 
 T = TypeVar("T")
@@ -104,14 +105,20 @@ class LimitedTransport:
         """Send a request; only frames are limited."""
         return self._inner.call(method, path, document)
 
-    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+    def stream(
+        self,
+        path: str,
+        document: Any,
+        receive: Callable[[FrameReader], T],
+        cancellation: Cancellation | None = None,
+    ) -> T:
         """POST ``document``, with the limit on the answer's frames."""
 
         def limited(reader: FrameReader) -> T:
             """Read frames through the limit."""
             return receive(reader.over(lambda source: _LimitedSource(source, self._limit, self._count)))
 
-        return self._inner.stream(path, document, limited)
+        return self._inner.stream(path, document, limited, cancellation)
 
     def received_bytes(self) -> int | None:
         """Return the bytes that the link has delivered; bytes beyond that in the system's buffers do not

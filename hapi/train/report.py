@@ -44,6 +44,8 @@ class Measured:
                 "client_seconds": round(report.client.seconds, 4),
                 "stall_seconds": round(report.stall_seconds, 4),
                 "requests": traffic.requests,
+                "extra_requests": traffic.extra_requests,
+                "extra_bytes": traffic.extra_bytes,
             },
             splits=dict(report.splits),
             stages={k: round(v, 4) for k, v in traffic.stages().items()},

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.client.transport import server_pool as servers_module
-from hapi.client.transport.server_pool import MAX_FAULTS, Measured, ServerPool, Stopped
+from hapi.client.transport.hedging import Measured
+from hapi.client.transport.server_pool import MAX_FAULTS, ServerPool, Stopped
 from hapi.errors import (
     BusyError,
     ConflictError,
@@ -106,7 +107,7 @@ def test_a_slow_server_is_asked_less(clock: Clock) -> None:
         clock.took += 10.0 if transport.url == "0" else 1.0
 
     for _ in range(20):
-        pool.run(attempt, measured=Measured(4, lambda: 8))
+        pool.run(attempt, measured=Measured(kind=4, samples=lambda: 8))
     assert asked == ["0", *["1"] * 19]
     pool.run(attempt)
     assert asked[-1] == "0"
@@ -120,7 +121,7 @@ def test_a_failed_attempt_tells_no_speed(clock: Clock, monkeypatch: pytest.Monke
         clock.took += 100.0 if number == 1 else 1.0
         return BusyError("full") if number == 1 else None
 
-    pool.run(Attempts(plan), measured=Measured(4, lambda: 1))
+    pool.run(Attempts(plan), measured=Measured(kind=4, samples=lambda: 1))
     assert pool._servers[0].sample_seconds(4) == pytest.approx(1.0, abs=0.5)
 
 

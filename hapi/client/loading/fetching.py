@@ -1,6 +1,7 @@
 """Fetching of a batch's pieces: from the sample cache, then from any server until every row has arrived.
 
-A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
+A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. One for features
+that straggles is sent to a second server (``hedging.py``). Stored samples
 (split 0) that are in a sample cache are not asked for; the others come into it. They are decoded by threads of their
 own, while their connection is asked for the next ones.
 """
@@ -11,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +21,14 @@ import numpy.typing as npt
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.transport.server_pool import Measured, Stopped
+from hapi.client.transport.hedging import Measured
+from hapi.client.transport.server_pool import Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import RequestReport
 from hapi.wire.samples import Samples
+from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.http import Transport
 
 _HEAD_BYTES = 300
@@ -33,6 +38,16 @@ SHORT_TRIES = 5
 
 Arrival = Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None]
 """Called with a batch, rows of it that are in their places, and the ids that they carried."""
+
+
+class _Answer(NamedTuple):
+    """A whole answer, as :meth:`hapi.client.loading.link_stats.Traffic.answered` wants it."""
+
+    samples: int
+    report: RequestReport
+    nbytes: int
+    began: float
+    seconds: float
 
 
 class Fetcher:
@@ -80,13 +95,19 @@ class Fetcher:
         received = None
         self._line.await_turn(part)
         model = part.batch.job.model
+        measured = Measured(
+            kind=part.batch.job.split,
+            samples=lambda: len(part.rows) - part.next,
+            second=partial(self._second, part) if part.batch.job.split else None,
+            arriving_seconds=lambda: self._loading.traffic.network.seconds,
+        )
         try:
             received = self._loading.servers.run(
-                self._attempts_of(part),
+                self._attempts_of(part, measured),
                 progress=lambda: part.next,
                 cancelled=self._closed.is_set,
                 resident=model.name if model is not None else "",
-                measured=Measured(part.batch.job.split, lambda: len(part.rows) - part.next),
+                measured=measured,
             )
         except DeviceMemoryError:
             self.refused = part.batch.job.split
@@ -94,13 +115,14 @@ class Fetcher:
         finally:
             self._line.done(part, received)
 
-    def _attempts_of(self, part: RequestSlice) -> Callable[[Transport], int]:
+    def _attempts_of(self, part: RequestSlice, measured: Measured) -> Callable[[Transport], int]:
         """Attempts for ``part``; of servers that stay out of memory it has enough before the patience ends."""
         split, short = part.batch.job.split, 0
 
         def attempt(transport: Transport) -> int:
             """Ask one server; :class:`DeviceMemoryError` once it was short of memory often enough."""
             nonlocal short
+            part.cancellation = measured.cancellation
             try:
                 return self._attempt(transport, part)
             except HostMemoryError as error:
@@ -117,6 +139,32 @@ class Fetcher:
             raise Stopped
         if part.next == len(part.rows):
             return 0
+        answer = self._ask_for(transport, part)
+        self._loading.traffic.answered(part.batch.job.split, *answer)
+        return answer.nbytes + _HEAD_BYTES
+
+    def _second(
+        self, part: RequestSlice, transport: Transport, cancellation: Cancellation
+    ) -> Callable[[], int]:
+        """Ask a second server for what is missing of ``part``; returns the function that puts it into its place."""
+        other = part.for_second(self._loading.buffers, cancellation)
+        self._loading.traffic.extra(0, 1)
+        answer = self._ask_for(transport, other)
+        return partial(self._take, part, other, answer, transport.url)
+
+    def _take(self, part: RequestSlice, other: RequestSlice, answer: _Answer, server: str) -> int:
+        """Put a second server's answer into its place, when nothing else writes there any more; its bytes."""
+        rows, traffic, split = part.take(other, server), self._loading.traffic, part.batch.job.split
+        if len(rows):
+            self._arrived(part.batch, rows, part.batch.ids[rows])
+        used = answer.nbytes * len(rows) // answer.samples
+        traffic.extra(-used)
+        traffic.received(split, used, 0.0)
+        traffic.answered(split, *answer)
+        return answer.nbytes + _HEAD_BYTES
+
+    def _ask_for(self, transport: Transport, part: RequestSlice) -> _Answer:
+        """Ask one server for what is missing of ``part``, some of which there is, and receive it."""
         batch, job = part.batch, self._loading.codecs.understood(part.batch.job, transport.url)
         ids = batch.ids[part.rows[part.next :]]
         request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
@@ -139,20 +187,19 @@ class Fetcher:
 
         with self._loading.tracer.span("request", "network", batch=batch.number, samples=len(ids)):
             try:
-                report = transport.stream(job.path, request, read)
+                report = transport.stream(job.path, request, read, part.cancellation)
             except BadRequestError as error:
                 if self._loading.codecs.refused(job, transport.url, error):
-                    return self._attempt(transport, part)
+                    return self._ask_for(transport, part)
                 raise job.explained(error, transport.url) from None
-        ended = time.monotonic()
-        self._loading.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
-        return received + _HEAD_BYTES
+        return _Answer(len(ids), report, received, began - asked, time.monotonic() - asked)
 
     def _receive(self, reader: FrameReader, part: RequestSlice, server: str) -> StreamEnd:
         """Take the frames of an answer; stored samples are decoded while the connection is asked for the next ones."""
         while not isinstance(found := self._receiver.next(reader, part, server), StreamEnd):
             if found.samples is None:
-                self._arrived(part.batch, found.rows, found.ids)
+                if not part.second:
+                    self._arrived(part.batch, found.rows, found.ids)
                 continue
             try:
                 self._decoders.submit(self._decode, part.batch, found.rows, found.samples)

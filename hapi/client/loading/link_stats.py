@@ -1,5 +1,4 @@
-"""Measurements of a pass at the border to the servers: bytes, the link's rate, and each side's seconds per
-split.
+"""Measurements of a pass at the border to the servers: bytes, the link's rate, each side's seconds by split.
 
 A stage's wall seconds include delays by others; its CPU seconds are its own cost. Reports show the first,
 plans are made from the second (HAPI, section 4.3, Table 1).
@@ -22,8 +21,7 @@ from hapi.wire.report import RequestReport, ServerTier
 
 RATE_SECONDS = 0.1
 """Longest stretch of arrivals that counts as one measurement of the link."""
-RATES_KEPT = 4096
-ANSWERS_KEPT = 4096
+RATES_KEPT = ANSWERS_KEPT = 4096
 FOLLOWED_BYTES = 32 << 10
 """Bytes that must have followed the first ones of a stretch to tell its rate."""
 RECENT = 8
@@ -80,11 +78,11 @@ class SplitTraffic:
     """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
     """Duration of these requests by the servers' clocks; a sum."""
+    server_span: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Begin of the first of them and end of the last by each server's clock."""
     request_seconds: float | None = None
-    """The least time that a request and the head of its answer were on their way; None before an answer has come.
-
-    The least, since an answer's head may also wait for other answers' bytes, which the link has to bring anyway.
-    """
+    """The least time that a request and the head of its answer were on their way; None before an answer has come. An
+    answer's head may also wait for other answers' bytes, which the link has to bring anyway."""
     cos_batch: int = 0
     tier: ServerTier | None = None
     """Resources of the last server that answered."""
@@ -117,6 +115,7 @@ class SplitTraffic:
         for intervals, (start, end) in (
             (self.server_work, report.work),
             (self.server_process, report.process),
+            (self.server_span, report.clock),
         ):
             first, last = intervals.get(report.server, (start, start))
             intervals[report.server] = (min(first, start), max(last, end))
@@ -244,14 +243,17 @@ class Arrival:
         self._traffic.network.begin()
         self._traffic.link.begin()
 
-    def end(self, nbytes: int) -> None:
-        """Note that ``nbytes`` in all were read for it."""
+    def end(self, nbytes: int, *, extra: bool = False) -> None:
+        """Note that ``nbytes`` in all were read for it; ``extra`` ones of an answer that another one may replace."""
         cpu = 0.0
         if self.started is not None:
             self._traffic.link.end(nbytes)
             self._traffic.network.end()
             cpu = time.thread_time() - self._cpu
-        self._traffic.received(self._split, nbytes, cpu)
+        if extra:
+            self._traffic.extra(nbytes)
+        else:
+            self._traffic.received(self._split, nbytes, cpu)
 
 
 class Traffic:
@@ -264,6 +266,8 @@ class Traffic:
         """Seconds in which stored samples were decoded on this side (split 0)."""
         self.link = LinkMeter(arrived)
         self.splits: dict[int, SplitTraffic] = {}
+        self.extra_requests = self.extra_bytes = 0
+        """Requests that were sent to a second server; bytes that were not used, as another server's came before."""
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[float, float]] = {}
         self._answered: deque[str] = deque(maxlen=ANSWERS_KEPT)
@@ -288,6 +292,12 @@ class Traffic:
             share = self._of(split)
             share.bytes_received += nbytes
             share.receive_cpu_seconds += cpu_seconds
+
+    def extra(self, nbytes: int, requests: int = 0) -> None:
+        """Count bytes of answers that others may replace (below 0: used after all), and requests to a second server."""
+        with self._lock:
+            self.extra_bytes += nbytes
+            self.extra_requests += requests
 
     def cached(self, split: int, samples: int, nbytes: int) -> None:
         """Count samples that came out of the sample cache.

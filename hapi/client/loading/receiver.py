@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hapi.arrays import IntArray, LabelArray
+from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.soundness import check_finite
@@ -25,6 +26,7 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec, byte_view
 from hapi.wire.samples import Samples
+from hapi.wire.transport.cancellation import Cancellation
 
 MOST_STORED_BYTES = 2 << 30
 """Stored samples of one frame, at most; memory is taken for them as they come."""
@@ -66,10 +68,40 @@ class RequestSlice:
     """
     next: int = 0
     """Number of rows that have arrived."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """Of the attempt under way."""
+    second: bool = False
+    """True for one that a second server is asked for, which has memory of its own."""
 
     def next_rows(self, count: int) -> npt.NDArray[np.int64]:
         """Return the ``count`` rows that come next."""
         return self.rows[self.next : self.next + count]
+
+    def for_second(self, buffers: BufferPool, cancellation: Cancellation) -> RequestSlice:
+        """Return a request for the rows that have not arrived, whose samples do not come into the batch."""
+        own, rows = self.batch, self.rows[self.next :]
+        batch = OpenBatch(
+            number=own.number,
+            job=own.job,
+            ids=own.ids[rows],
+            features=buffers.tensor((len(rows), *own.features.shape[1:]), own.features.dtype),
+            labels=torch.empty_like(own.labels[: len(rows)]),
+            arrived=np.zeros(len(rows), dtype=bool),
+            arrived_ids=np.full(len(rows), -1, dtype=np.int64),
+        )
+        return RequestSlice(batch, np.arange(len(rows)), cancellation=cancellation, second=True)
+
+    def take(self, other: RequestSlice, server: str) -> npt.NDArray[np.int64]:
+        """Copy the rows that have not arrived from a second server's whole answer; return these rows."""
+        batch, source, rows = self.batch, other.batch, self.rows[self.next :]
+        batch.spans += source.spans
+        if len(rows):
+            spot, first = _row_index(rows), len(source.ids) - len(rows)
+            batch.features[spot] = source.features[first:]
+            batch.labels[spot] = source.labels[first:]
+            batch.origins.append((rows, server))
+            self.next += len(rows)
+        return rows
 
 
 class Arrived(NamedTuple):
@@ -194,7 +226,7 @@ class Receiver:
         finally:
             if arrival.started is not None:
                 spans.append(StageSpan("network", "frame", arrival.started, time.monotonic()))
-            arrival.end(reader.bytes_read - before)
+            arrival.end(reader.bytes_read - before, extra=part.second or part.cancellation.cancelled)
 
     def _rows(
         self, header: FrameHeader, part: RequestSlice, expected: tuple[TensorSpec, ...] | None

@@ -18,9 +18,10 @@ FORGOTTEN = 0.3
 """Share of what a server's times go by that one answer replaces."""
 AS_GOOD = 1.25
 """Servers that are expected to take at most so many times as long as the first count as equal."""
-DOUBT_SECONDS = 10.0
-"""Seconds without a request in which half of what makes a server slower than the quickest is forgotten: it is asked
-again then, and may have become quick."""
+DOUBT_SECONDS, DOUBT_REQUESTS = 10.0, 100
+"""Seconds without a request, and requests that went elsewhere, in which half of what makes a server slower than the
+quickest is forgotten: it is asked again then, and may have become quick. Both have to pass, so that a server ten times
+as slow gets less than a hundredth of the requests, however few they are."""
 NEW = 0.5
 """Share of the quickest server's time that one without an answer is expected to take: it is tried first."""
 
@@ -42,13 +43,18 @@ class ServerLoad:
 
     in_flight: int = 0
     _idle_since: float = 0.0
+    _passed_over: int = 0
+    """Requests that went elsewhere since the last one."""
     _seconds: dict[int, float] = field(default_factory=dict)
     _samples: dict[int, float] = field(default_factory=dict)
     """Sums over the last answers, by kind of request; older ones count less."""
 
-    def begin(self) -> None:
-        """Count a request in flight."""
+    def begin(self, among: Sequence[ServerLoad] = ()) -> None:
+        """Count a request in flight, for which this server was chosen ``among`` several."""
+        for server in among:
+            server._passed_over += 1
         self.in_flight += 1
+        self._passed_over = 0
 
     def asked(self, kind: int, samples: int, now: float) -> Asked:
         """Return the note of a request that is sent now, and was counted already."""
@@ -61,10 +67,19 @@ class ServerLoad:
 
     def answered(self, asked: Asked, now: float) -> None:
         """Learn from a whole answer."""
+        self._learn(asked, now - asked.at)
+
+    def outrun(self, asked: Asked, now: float) -> None:
+        """Learn from an answer that another server's came before: it is taken to need twice as long."""
+        seconds, known = 2 * (now - asked.at), self.sample_seconds(asked.kind)
+        if known is None or seconds > known * asked.samples * asked.in_flight:
+            self._learn(asked, seconds)
+
+    def _learn(self, asked: Asked, seconds: float) -> None:
         if asked.samples < 1:
             return
         for sums, value in (
-            (self._seconds, (now - asked.at) / asked.in_flight),
+            (self._seconds, seconds / asked.in_flight),
             (self._samples, float(asked.samples)),
         ):
             sums[asked.kind] = (1 - FORGOTTEN) * sums.get(asked.kind, 0.0) + value
@@ -84,7 +99,8 @@ class ServerLoad:
         known = self.sample_seconds(kind)
         excess = (NEW - 1) * quickest if known is None else known - quickest
         if known is not None and not self.in_flight:
-            excess *= 0.5 ** ((now - self._idle_since) / DOUBT_SECONDS)
+            idle, elsewhere = now - self._idle_since, self._passed_over
+            excess *= 0.5 ** min(idle / DOUBT_SECONDS, elsewhere / DOUBT_REQUESTS)
         return (quickest + excess) * (self.in_flight + 1)
 
 

@@ -13,9 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
-from hapi.client.transport.server_choice import Asked, ServerLoad, soonest
+from hapi.client.transport.hedging import Hedging, InFlight, Measured, Server
+from hapi.client.transport.server_choice import Asked, soonest
+from hapi.client.transport.stragglers import Stragglers
 from hapi.errors import (
     BusyError,
     DeadlineError,
@@ -27,6 +30,7 @@ from hapi.errors import (
     UsageError,
 )
 from hapi.wire.rendezvous import ranking
+from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.http import Transport
 from hapi.wire.transport.urls import canonical_url
 
@@ -49,26 +53,6 @@ LONGEST_WAIT = 0.2
 """Seconds between two looks whether a waiting request is still wanted."""
 _UNMEASURED = -1
 """Kind of the requests whose times are not kept."""
-
-
-@dataclass(eq=False, kw_only=True)
-class _Server(ServerLoad):
-    transport: Transport
-    name: str
-    """Its URL as all sides write it."""
-    failures: int = 0
-    well_at: float = 0.0
-    """Monotonic time before which it is left alone."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A request whose time tells how fast a server is."""
-
-    kind: int
-    """Requests of one kind take as long for each sample; the split."""
-    samples: Callable[[], int]
-    """The samples that are still missing."""
 
 
 class Stopped(Exception):
@@ -95,7 +79,7 @@ class _Trouble:
     tried: set[int] = field(default_factory=set)
     """Ids of the servers that failed."""
 
-    def add(self, server: _Server, error: HapiError) -> None:
+    def add(self, server: Server, error: HapiError) -> None:
         if self.error is None:
             self.since = time.monotonic()
         self.error = error
@@ -120,8 +104,8 @@ class ServerPool:
         """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
         if not transports:
             raise ValueError("a pool needs at least one server")
-        self._servers = [_Server(transport=t, name=_name_of(t.url)) for t in transports]
-        self._left: list[_Server] = []
+        self._servers = [Server(transport=t, name=_name_of(t.url)) for t in transports]
+        self._left: list[Server] = []
         """Servers that are not asked any more."""
         self._retry_timeout = retry_timeout
         self._check = check
@@ -133,6 +117,8 @@ class ServerPool:
         """Monotonic time of the last good answer to any request."""
         self._busy_reported = -BUSY_SECONDS
         """Monotonic time at which a person was told of busy servers."""
+        self._stragglers = Stragglers()
+        self._hedging = Hedging(self, self._closed)
         self.retries = 0
         """Attempts that failed and were made again."""
 
@@ -142,14 +128,25 @@ class ServerPool:
         return len(self._servers)
 
     @property
+    def extra_requests(self) -> int:
+        """Requests that were sent to a second server, too."""
+        return self._stragglers.extra
+
+    @property
     def urls(self) -> list[str]:
         """URLs of the servers that are asked, in the order given."""
         with self._lock:
             return [server.transport.url for server in self._servers]
 
-    def leave(self, url: str) -> bool:
-        """Stop asking the server at ``url`` and break its requests; return False, without effect, if it is
-        the last.
+    def join(self, transport: Transport) -> None:
+        """Ask one more server from now on."""
+        with self._lock:
+            self._servers = [*self._servers, Server(transport=transport, name=_name_of(transport.url))]
+
+    def leave(self, url: str, *, at_once: bool = True) -> bool:
+        """Stop asking the server at ``url``; return False, without effect, if it is the last.
+
+        ``at_once``: break its requests; otherwise it finishes them.
         """
         with self._lock:
             remaining = [s for s in self._servers if s.transport.url != url]
@@ -157,9 +154,13 @@ class ServerPool:
                 return False
             gone = [s for s in self._servers if s not in remaining]
             self._servers, self._left = remaining, self._left + gone
-        for server in gone:
+        for server in gone if at_once else ():
             server.transport.close()
         return True
+
+    def wait_closed(self, seconds: float) -> bool:
+        """Wait until the pool is closed, or so long; return whether it is."""
+        return self._closed.wait(seconds)
 
     def call(self, method: str, path: str, document: Any = None, *, provider_of: str = "") -> Any:
         """Return the JSON answer of any server, the providers of a content first, with retries."""
@@ -197,9 +198,12 @@ class ServerPool:
         trouble = _Trouble(only, provider_of or resident, not provider_of, kind)
         while True:
             server = self._pick(trouble, cancelled)
-            before, asked = progress(), self._sent(server, measured)
+            before, flight = progress(), self._sent(server, measured)
             try:
-                result = attempt(server.transport)
+                if flight is None or flight.measured.second is None or only is not None or self.size == 1:
+                    result = attempt(server.transport)
+                else:
+                    result = self._hedging.run(partial(attempt, server.transport), flight)
             except HapiError as error:
                 self._settle(server, error)
                 if self._closed.is_set():
@@ -217,7 +221,7 @@ class ServerPool:
                 self._settle(server, None)
                 raise
             else:
-                self._settle(server, None, asked, good=True)
+                self._settle(server, None, flight, good=True)
                 return result
 
     def _is_over(self, trouble: _Trouble) -> bool:
@@ -225,7 +229,7 @@ class ServerPool:
         late = time.monotonic() >= self._give_up_at(trouble)
         return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._candidates(trouble)))
 
-    def _candidates(self, trouble: _Trouble) -> list[_Server]:
+    def _candidates(self, trouble: _Trouble) -> list[Server]:
         """The servers that a request may go to."""
         return [s for s in self._servers if trouble.only in (None, s.transport.url)]
 
@@ -234,7 +238,7 @@ class ServerPool:
         deadline = trouble.since + MAX_RETRY_FACTOR * self._retry_timeout
         return min(deadline, max(trouble.since, self._answered) + self._retry_timeout)
 
-    def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
+    def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> Server:
         """The best server that is well, waiting for one if need be.
 
         Raises the last error when none will be well before patience ends.
@@ -247,7 +251,7 @@ class ServerPool:
                 well = [s for s in candidates if s.well_at <= now]
                 if well:
                     server = self._best(well, trouble, now)
-                    server.begin()
+                    server.begin(self._servers)
                     return server
                 pause = min(s.well_at for s in candidates) - now
             if trouble.error is not None:
@@ -257,7 +261,7 @@ class ServerPool:
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
-    def _best(self, well: Sequence[_Server], trouble: _Trouble, now: float) -> _Server:
+    def _best(self, well: Sequence[Server], trouble: _Trouble, now: float) -> Server:
         """Return the one to ask: one that did not fail yet, by its answer's time and its place, or by its place."""
         fresh = [server for server in well if id(server) not in trouble.tried] or well
         places: dict[str, int] = {}
@@ -268,12 +272,42 @@ class ServerPool:
             return min(soonest(fresh, trouble.kind, now), key=lambda s: (s.in_flight, places.get(s.name, 0)))
         return min(fresh, key=lambda s: (places.get(s.name, 0), s.in_flight))
 
-    def _sent(self, server: _Server, measured: Measured | None) -> Asked | None:
-        """Note when a request is sent whose time is kept."""
+    def _sent(self, server: Server, measured: Measured | None) -> InFlight | None:
+        """Note that a request is sent whose time is kept."""
         if measured is None:
             return None
+        measured.cancellation = Cancellation()
+        arriving, samples = measured.arriving_seconds(), measured.samples()
         with self._lock:
-            return server.asked(measured.kind, measured.samples(), time.monotonic())
+            self._stragglers.sent += measured.second is not None
+            asked = server.asked(measured.kind, samples, time.monotonic())
+        return InFlight(server, measured, asked, measured.cancellation, arriving)
+
+    def longest_usual(self, asked: Asked) -> float | None:
+        """Return the seconds from which on a request straggles; None: not known yet."""
+        with self._lock:
+            return self._stragglers.longest_usual(asked)
+
+    def rescue(self, request: InFlight) -> tuple[Server, Asked] | None:
+        """Return the server that ``request`` is sent to as well, counted already; None for none."""
+        with self._lock:
+            now = time.monotonic()
+            others = [s for s in self._servers if s is not request.server and s.well_at <= now]
+            outstanding = request.outstanding(now)
+            found = self._stragglers.rescuer(outstanding, request.server, others, now)
+            if found is None:
+                return None
+            self._stragglers.extra += 1
+            found.begin(self._servers)
+            return found, found.asked(request.asked.kind, outstanding.missing, now)
+
+    def rescued(self, server: Server, asked: Asked | None, error: HapiError | None) -> None:
+        """Note that a second request is over; see :meth:`Servers.rescued`."""
+        self._settle(server, error)
+        if asked is not None:
+            with self._lock:
+                server.answered(asked, time.monotonic())
+                self._answered = time.monotonic()
 
     def _report_outage(self, trouble: _Trouble, pause: float) -> None:
         """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
@@ -302,14 +336,15 @@ class ServerPool:
             )
 
     def _settle(
-        self, server: _Server, error: HapiError | None, asked: Asked | None = None, *, good: bool = False
+        self, server: Server, error: HapiError | None, flight: InFlight | None = None, *, good: bool = False
     ) -> None:
         with self._lock:
             now = time.monotonic()
             server.end(now)
-            if asked is not None:
-                server.answered(asked, now)
-            if good:
+            if flight is not None:
+                self._stragglers.answered(flight.asked, flight.outstanding(now).waited)
+                (server.outrun if flight.superseded else server.answered)(flight.asked, now)
+            if good and (flight is None or not flight.superseded):
                 server.failures = 0
                 server.well_at = 0.0
                 self._outage_reported = False
@@ -331,13 +366,14 @@ class ServerPool:
 
     def interrupt(self) -> None:
         """Break every request under way; those that are still wanted are repeated."""
-        for server in self._servers:
+        for server in (*self._servers, *self._left):
             server.transport.interrupt()
 
     def close(self) -> None:
         """Break every request under way; they raise :class:`Stopped`."""
         self._closed.set()
-        for server in self._servers:
+        self._hedging.wake()
+        for server in (*self._servers, *self._left):
             server.transport.close()
 
 

@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import socket
-import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,16 +39,16 @@ from hapi.wire.transport.answers import (
     receive_into,
     refusal,
 )
+from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.failures import connection_error
 from hapi.wire.transport.low_water import LowWaterResponse
 from hapi.wire.transport.slow_server import AnswerLimits
+from hapi.wire.transport.sockets import received_bytes, shut
 from hapi.wire.transport.urls import bearer, parse_url, tls_context
 
 T = TypeVar("T")
 _READS = {VERSION_HEADER: str(WIRE_VERSION)}
 """Header of requests for frames."""
-_BYTES_RECEIVED = 128
-"""Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
 QUEUE_SHARE = 0.9
 """Part of the longest silence that a request may spend in a server's queue, so that the server says so before it counts
 as dead."""
@@ -74,13 +73,20 @@ class Transport(Protocol):
             HapiError: the error that the server sent, or :class:`TransportError`.
         """
 
-    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+    def stream(
+        self,
+        path: str,
+        document: Any,
+        receive: Callable[[FrameReader], T],
+        cancellation: Cancellation | None = None,
+    ) -> T:
         """POST a request whose answer is a stream of frames.
 
         Args:
             path: on the server.
             document: the body.
             receive: given the answer's frames; must read to the end frame. Its result is returned.
+            cancellation: by which another thread may break this request alone, which then raises.
 
         Raises:
             HapiError: the error that the server sent, or :class:`TransportError`.
@@ -101,7 +107,8 @@ class HttpTransport:
 
     ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond
     that (its own silence does not count). ``stream_headers`` is asked for further headers when a request for
-    a stream is sent.
+    a stream is sent. ``address`` is the one of several addresses of the URL's name that is connected to, and named in
+    messages; HTTP and TLS still see the name.
     """
 
     def __init__(
@@ -114,9 +121,11 @@ class HttpTransport:
         limits: FrameLimits | None = None,
         answer_limits: AnswerLimits | None = None,
         stream_headers: Callable[[], Mapping[str, str]] = dict,
+        address: str | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
         self._address = parse_url(url)
+        self.url = url.rstrip("/") if address is None else self._address.at(address)
+        self._connect_to = address
         if ca_file is not None and self._address.scheme != "https":
             raise UsageError(
                 f"--ca-file {ca_file}: {url} is not an https:// server, so nothing would be encrypted or "
@@ -152,9 +161,16 @@ class HttpTransport:
             response.guard.document()
             return read_document(response, self.url + path)
 
-    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+    def stream(
+        self,
+        path: str,
+        document: Any,
+        receive: Callable[[FrameReader], T],
+        cancellation: Cancellation | None = None,
+    ) -> T:
         """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
-        with self._exchange("POST", path, document, headers={**_READS, **self._stream_headers()}) as response:
+        headers = {**_READS, **self._stream_headers()}
+        with self._exchange("POST", path, document, headers=headers, cancellation=cancellation) as response:
             guard = response.guard
             code = response.headers.get(CODE_HEADER)
             reader = FrameReader(response, self._limits, guard.arriving, code)
@@ -192,7 +208,7 @@ class HttpTransport:
     def received_bytes(self) -> int | None:
         """Return the kernel's count of bytes on all connections; None where it does not tell."""
         with self._lock:
-            counts = [_received(sock) for sock in self._sockets.values()]
+            counts = [received_bytes(sock) for sock in self._sockets.values()]
             known = [count for count in counts if count is not None]
             return self._received_before + sum(known) if len(known) == len(counts) else None
 
@@ -200,7 +216,7 @@ class HttpTransport:
         """Shut the sockets of all requests under way."""
         with self._lock:
             for connection in self._active:
-                _shut(self._sockets.get(connection))
+                shut(self._sockets.get(connection))
 
     def close(self) -> None:
         """End all connections, also those that are in use: their requests fail at once."""
@@ -209,7 +225,7 @@ class HttpTransport:
             idle = list(self._idle)
             self._idle.clear()
             for connection in self._active:
-                _shut(self._sockets.get(connection))
+                shut(self._sockets.get(connection))
         for connection in idle:
             self._break(connection)
 
@@ -222,6 +238,7 @@ class HttpTransport:
         *,
         headers: Mapping[str, str] | None = None,
         status: int = 200,
+        cancellation: Cancellation | None = None,
     ) -> Iterator[LowWaterResponse]:
         """One request; the connection goes back to the idle ones only after a whole, good answer."""
         request_id = uuid.uuid4().hex[:16]
@@ -231,7 +248,7 @@ class HttpTransport:
             own = {**self._headers, **(headers or {}), REQUEST_ID_HEADER: request_id}
             if parent := TRACE_PARENT.get():
                 own[TRACE_HEADER] = parent
-            connection, response = self._send(method, path, document, own)
+            connection, response = self._send(method, path, document, own, cancellation)
             self._spoken = True
             if response.status != status:
                 response.guard.document()
@@ -247,11 +264,18 @@ class HttpTransport:
             problem.about_request(request_id)
             raise problem from error
         finally:
+            if cancellation is not None:
+                cancellation.over()
             if connection is not None:
                 self._settle(connection, reusable=whole)
 
     def _send(
-        self, method: str, path: str, document: Any, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        document: Any,
+        headers: Mapping[str, str],
+        cancellation: Cancellation | None,
     ) -> tuple[http.client.HTTPConnection, LowWaterResponse]:
         body = None if document is None else json.dumps(document, separators=(",", ":")).encode()
         headers = {**headers, "Content-Type": "application/json"}
@@ -260,6 +284,8 @@ class HttpTransport:
             try:
                 if not reused:
                     self._connect(connection)
+                if cancellation is not None:
+                    cancellation.begin(partial(shut, self._sockets.get(connection)))
                 connection.request(method, self._address.base + quote(path), body=body, headers=headers)
                 return connection, cast(LowWaterResponse, connection.getresponse())
             except BaseException as error:
@@ -287,6 +313,8 @@ class HttpTransport:
         else:
             connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
         connection.response_class = self._response  # type: ignore[assignment]
+        if (address := self._connect_to) is not None:
+            connection._create_connection = lambda _, *how: socket.create_connection((address, port), *how)  # type: ignore[attr-defined]
         return connection
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
@@ -312,8 +340,8 @@ class HttpTransport:
         with self._lock:
             sock = self._sockets.pop(connection, None)
             if sock is not None:
-                self._received_before += _received(sock) or 0
-        _shut(sock)
+                self._received_before += received_bytes(sock) or 0
+        shut(sock)
         with contextlib.suppress(OSError):
             connection.close()
         if sock is not None:
@@ -340,11 +368,19 @@ class LoopbackTransport:
             raise from_problem(parsed_answer(body, self.url), status)
         return parsed_answer(body, self.url)
 
-    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+    def stream(
+        self,
+        path: str,
+        document: Any,
+        receive: Callable[[FrameReader], T],
+        cancellation: Cancellation | None = None,
+    ) -> T:
         """Call the handler, and give its frames to ``receive``."""
         status, headers, buffers = self._exchange("POST", path, document)
         if status != 200:
             raise from_problem(parsed_answer(b"".join(bytes(b) for b in buffers), self.url), status)
+        if cancellation is not None:
+            buffers = _until_cancelled(buffers, cancellation)
         return receive(FrameReader(BufferSource(buffers), code=headers.get(CODE_HEADER)))
 
     def _exchange(
@@ -367,20 +403,7 @@ class LoopbackTransport:
         self._closed = True
 
 
-def _received(sock: socket.socket) -> int | None:
-    """Bytes that the kernel has received for a connection, read or not; None where it does not say."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
-    except (OSError, AttributeError):  # not Linux
-        return None
-    if len(info) < _BYTES_RECEIVED + 8:
-        return None
-    (count,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
-    return int(count)
-
-
-def _shut(sock: socket.socket | None) -> None:
-    """End the talk under a thread that may be blocked in it; that thread wakes up and closes the connection."""
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+def _until_cancelled(buffers: Iterator[Buffer], cancellation: Cancellation) -> Iterator[Buffer]:
+    for buffer in buffers:
+        cancellation.check()
+        yield buffer

@@ -23,6 +23,10 @@ class Address:
     base: str
     """Path in front of every request's own, without a slash at its end."""
 
+    def at(self, host: str) -> str:
+        """Return the URL with another host, or an address, in the form of :func:`canonical_url`."""
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{self.base}"
+
 
 def parse_url(url: str) -> Address:
     """Return the parts of ``url``; :class:`UsageError` when it is not a server's URL."""
@@ -51,8 +55,7 @@ def canonical_url(url: str) -> str:
         UsageError: it is not a server's URL.
     """
     address = parse_url(url)
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{address.scheme}://{host}:{address.port}{address.base}"
+    return address.at(address.host)
 
 
 def is_loopback(url: str) -> bool:
