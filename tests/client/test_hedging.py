@@ -162,14 +162,14 @@ def test_what_is_never_asked_twice(pool: ServerPool, how: str) -> None:
 
 
 class Straggler(FakeServer):
-    """Begins to hang in one request, before the frame ``number``, until the client has left it."""
+    """Hangs in one request before the frame ``number``, when ``known`` says so, until the client has left it."""
 
-    def __init__(self, number: int, request: int = 2 * ENOUGH_ANSWERS) -> None:
+    def __init__(self, number: int, known: Callable[[], bool]) -> None:
         super().__init__(cos_batch=2)
         self.hung, self.left = threading.Event(), threading.Event()
 
         def fault(found: int, frame: int) -> None:
-            if found == request and frame == number:
+            if frame == number and known() and not self.hung.is_set():
                 self.hung.set()
                 assert self.left.wait(LONG)
 
@@ -179,8 +179,9 @@ class Straggler(FakeServer):
 @pytest.mark.parametrize("frame", [0, 3])
 def test_a_batch_with_a_straggler_is_right_and_counted(frame: int) -> None:
     """Of the straggler's frames those that came before count once, and the second answer's others."""
-    batches, slow = batches_of(64 * ENOUGH_ANSWERS, 32), Straggler(frame)
-    servers = [slow, FakeServer(cos_batch=2)]
+    batches, other = batches_of(64 * ENOUGH_ANSWERS, 32), FakeServer(cos_batch=2)
+    slow = Straggler(frame, lambda: slow.requests + other.requests > 2 * ENOUGH_ANSWERS)
+    servers = [slow, other]
     transports = [LoopbackTransport(server, f"fake:{i}") for i, server in enumerate(servers)]
     pool, traffic, buffers = ServerPool(transports), Traffic(), Released(slow.left)
     loading = PassLoading(
