@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hapi.errors import TransportError
+from hapi.wire.frames import Buffer
 
 
 class Cancellation:
@@ -27,6 +28,12 @@ class Cancellation:
         """Raise :class:`TransportError` once it was cancelled."""
         if self.cancelled:
             raise TransportError("the request was cancelled")
+
+    def until(self, buffers: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Yield ``buffers``; the next one raises :class:`TransportError` once it was cancelled."""
+        for buffer in buffers:
+            self.check()
+            yield buffer
 
     def begin(self, end: Callable[[], object]) -> None:
         """Note that the request is sent over a connection that ``end`` breaks.

@@ -172,8 +172,7 @@ class HttpTransport:
         headers = {**_READS, **self._stream_headers()}
         with self._exchange("POST", path, document, headers=headers, cancellation=cancellation) as response:
             guard = response.guard
-            code = response.headers.get(CODE_HEADER)
-            reader = FrameReader(response, self._limits, guard.arriving, code)
+            reader = FrameReader(response, self._limits, guard.arriving, response.headers.get(CODE_HEADER))
             guard.frames(lambda: reader.bytes_read)
             result = receive(reader)
             # The end of a chunked body must be read before the connection can be used again. Whatever else comes
@@ -379,8 +378,7 @@ class LoopbackTransport:
         status, headers, buffers = self._exchange("POST", path, document)
         if status != 200:
             raise from_problem(parsed_answer(b"".join(bytes(b) for b in buffers), self.url), status)
-        if cancellation is not None:
-            buffers = _until_cancelled(buffers, cancellation)
+        buffers = buffers if cancellation is None else cancellation.until(buffers)
         return receive(FrameReader(BufferSource(buffers), code=headers.get(CODE_HEADER)))
 
     def _exchange(
@@ -401,9 +399,3 @@ class LoopbackTransport:
     def close(self) -> None:
         """Refuse further requests."""
         self._closed = True
-
-
-def _until_cancelled(buffers: Iterator[Buffer], cancellation: Cancellation) -> Iterator[Buffer]:
-    for buffer in buffers:
-        cancellation.check()
-        yield buffer
