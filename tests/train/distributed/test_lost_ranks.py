@@ -1,4 +1,4 @@
-"""Ranks that hang, that nodes bring, and that were started wrongly by hand."""
+"""Ranks that hang, and ranks that were started wrongly by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from support.disks import small_disk
 from support.forked import ForkedProcess
 from support.harness import server, start_train
 from support.harness import wait_for as until
-from support.joint_training import TORCHRUN, TRAIN, ForkedRanks, environment, hapi_train, ranks_below
+from support.joint_training import TORCHRUN, ForkedRanks, environment, hapi_train, ranks_below
 from support.local_job import pack_blobs
 
 pytestmark = pytest.mark.slow
@@ -91,37 +90,6 @@ def test_torchrun_starts_the_ranks_again_after_one_hung(url: str, tmp_path: Path
     assert process.returncode == 0, said
     found = report(tmp_path / "run")
     assert found["resumes"] == 1 and [e["samples"] for e in found["epochs"]] == [COUNT] * EPOCHS
-
-
-@pytest.mark.long
-def test_a_node_leaves(url: str, tmp_path: Path) -> None:
-    """The ranks of the other node go on, here a single one: same losses. (torchrun itself fails where one joins.)"""
-    more = ("--output", "run", "--checkpoint-every", "1")
-    node = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "leaving",
-        "--local-addr", "127.0.0.1", "--max-restarts", "1", "--rdzv-conf",
-    ]  # fmt: skip
-    job = ["--no-python", sys.executable, "-c", TRAIN, *flags(url, *more)]
-    with ExitStack() as ends:
-        nodes = []
-        for number in range(2):
-            log = ends.enter_context((tmp_path / f"node{number}").open("w"))
-            command = [*node, f"last_call_timeout=15,is_host={1 - number}", *job]
-            nodes.append(subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=log))
-            ends.callback(nodes[-1].kill)
-        written(tmp_path / "run", nodes[0].poll)
-        (lost,) = ranks_below(nodes[1])
-        nodes[1].kill()
-        os.kill(lost, signal.SIGKILL)
-        assert nodes[0].wait(250) == 0, (tmp_path / "node0").read_text()[-1500:]
-    found = report(tmp_path / "run")
-    assert found["resumes"] == 1 and found["ranks"] == 1
-    done = hapi_train(0, *flags(url, "--output", "alone"), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    alone = report(tmp_path / "alone")["epochs"]
-    assert [e["samples"] for e in found["epochs"]] == [COUNT] * EPOCHS
-    assert [e["loss"] for e in found["epochs"]] == pytest.approx([e["loss"] for e in alone], rel=1e-5)
 
 
 def test_bytes_of_an_interrupted_epoch_are_those_of_all_ranks(url: str, tmp_path: Path) -> None:
