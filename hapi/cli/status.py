@@ -7,16 +7,18 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
+from hapi.client.transport.addresses import ServerAddresses
 from hapi.config.token import read_token
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError
 from hapi.process.threads import Threads
 from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
-from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.http import HttpTransport, Transport
 
 MOST_SERVERS = 1000
 """Servers that are asked at once, a thread each."""
@@ -47,8 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the state in lines; exit code 1 when a server's work does not move, or a server is absent."""
     urls = list(dict.fromkeys(args.urls))
-    if len(urls) > MOST_SERVERS:
-        raise UsageError(f"{len(urls)} servers are more than the {MOST_SERVERS} that are asked at once")
+    _check_count(len(urls))
     probes = _probed(urls, read_token(args.token_file), args.ca_file, args.timeout)
     if len(probes) == 1 and probes[0].error is not None:
         raise probes[0].error
@@ -203,20 +204,31 @@ class Fleet:
 
 
 def _probed(urls: Sequence[str], token: str | None, ca_file: str | None, timeout: float) -> list[Probe]:
-    """Ask all servers at the same time."""
-    transports = [HttpTransport(url, token=token, ca_file=ca_file, timeout=timeout) for url in urls]
-    threads = Threads(len(urls), "hapi-status")
+    """Ask all servers at the same time, each address of a name that has several."""
+
+    def transport(url: str, address: str | None) -> HttpTransport:
+        return HttpTransport(url, token=token, ca_file=ca_file, timeout=timeout, address=address)
+
+    transports = ServerAddresses({url: partial(transport, url) for url in urls}).transports
+    _check_count(len(transports))
+    threads = Threads(len(transports), "hapi-status")
     try:
-        pending = [threads.submit(_probe, *pair) for pair in zip(urls, transports, strict=True)]
+        pending = [threads.submit(_probe, one) for one in transports]
         probes = [work.result() for work in pending]
     finally:
-        for transport in transports:
-            transport.close()
+        for one in transports:
+            one.close()
         threads.close()
     return _without_twins(probes)
 
 
-def _probe(url: str, transport: HttpTransport) -> Probe:
+def _check_count(servers: int) -> None:
+    if servers > MOST_SERVERS:
+        raise UsageError(f"{servers} servers are more than the {MOST_SERVERS} that are asked at once")
+
+
+def _probe(transport: Transport) -> Probe:
+    url = transport.url
     try:
         document = transport.call("GET", STATUS_PATH)
     except TransportError as error:

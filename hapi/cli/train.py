@@ -270,7 +270,9 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     )  # fmt: skip
     rounding = job_context.wire_rounding
     rounded = [] if rounding == "none" else [f"features rounded to {rounding}"]
-    print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}", *rounded)
+    names, count = job_context.urls, job_context.servers.size
+    servers = ", ".join(names) + (f" ({count} servers)" if count > len(names) else "")
+    print_parts("via", f"{servers}{embedded}", f"device {session.device}", *rounded)
     if training.output is not None:
         print(f"run   {training.output}", flush=True)
     if job_context.order.shuffle.group:

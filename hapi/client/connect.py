@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hapi.client.early_checks import local_store
 from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.loading.stall_share import StallShare
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
+from hapi.client.transport.addresses import ServerAddresses
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
@@ -74,8 +76,12 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
     """
     if settings.server:
         stall = StallShare()
-        transports = [_transport(settings, url, token, stall) for url in settings.server]
-        return replace(over(settings, transports, settings.store), stall=stall)
+        addresses = ServerAddresses(
+            {url: partial(_transport, settings, url, token, stall) for url in settings.server}
+        )
+        connected = over(settings, addresses.transports, settings.store, check=addresses.failed)
+        addresses.follow(connected.servers)
+        return replace(connected, urls=list(settings.server), stall=stall)
     folder = local_store(settings)
     store = settings.store or default_store() if folder is None else folder.url
     started: list[EmbeddedServer] = []
@@ -106,15 +112,28 @@ def over(
     transports: Sequence[Transport],
     store: str | None,
     embedded: EmbeddedServer | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Connected:
-    """Return the servers behind ``transports``."""
-    check = (lambda: None) if embedded is None else embedded.check
+    """Return the servers behind ``transports``.
+
+    Args:
+        network: settings of the connections.
+        transports: to each server.
+        store: that this side may push weights to; None for none.
+        embedded: the server that was started; None for none.
+        check: called when a server could not be reached.
+    """
+    check = check if embedded is None else embedded.check
     servers = ServerPool(transports, retry_timeout=network.patience, check=check)
     return Connected(servers, [transport.url for transport in transports], store, embedded)
 
 
 def _transport(
-    network: NetworkSettings, url: str, token: str | None, stall: StallShare | None = None
+    network: NetworkSettings,
+    url: str,
+    token: str | None,
+    stall: StallShare | None = None,
+    address: str | None = None,
 ) -> HttpTransport:
     limits = AnswerLimits(
         silence=network.timeout,
@@ -129,6 +148,7 @@ def _transport(
         timeout=network.timeout,
         answer_limits=limits,
         stream_headers=dict if stall is None else stall.headers,
+        address=address,
     )
 
 
