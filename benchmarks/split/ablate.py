@@ -206,7 +206,7 @@ def simulate(profile: Profile, job: Job, scene: Scene, seed: int) -> Run:
     """A job whose truth is ``profile`` and what ``scene`` makes of it."""
     source, world = Random(seed), World(profile)
     world.noise = lambda: max(0.2, source.gauss(1.0, scene.noise))
-    planning = SplitController("auto", sizes_in(profile), job, world)  # type: ignore[arg-type]
+    planning = SplitController("auto", sizes_in(profile), job, world)
     spent = best = 0.0
     seen: dict[int, int] = {}
     ends: list[int] = []

@@ -46,6 +46,7 @@ GROUPS = {
     "operation": {
         "status": "say what a server does now",
         "cluster": "list the servers of a fleet under Ray Serve",
+        "simulate": "simulate a fleet of servers and trainers before it is bought",
         "cache": "list, check or clear the folder in which samples and features are kept (--cache-dir)",
         "completion": "print what bash, zsh or fish reads to complete commands and flags",
     },

@@ -26,9 +26,9 @@ from dataclasses import replace
 from typing import Any
 
 from hapi.client.planning.change_hold import ChangeHold
+from hapi.client.planning.counts import CostMeter
 from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
-from hapi.client.planning.meter import Meter
 from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits, plan_document
 from hapi.client.planning.profile_phase import Profiling, schedule
 from hapi.client.planning.reuse_choice import ReuseChooser
@@ -53,13 +53,14 @@ class SplitController:
         strategy: str,
         sizes: Sizes,
         job: Job,
-        meter: Meter,
+        meter: CostMeter,
         *,
         replan: bool = True,
         profile_epochs: Sequence[int] = (0,),
         profile_batches: int | None = None,
         profile: Profile | None = None,
         reuse: ReuseChooser | None = None,
+        hold: ChangeHold | None = None,
     ) -> None:
         """``profile``: decide from it at once. ``reuse``: chooses what is kept, and with ``auto`` the split too.
 
@@ -94,9 +95,8 @@ class SplitController:
         """True when no batch has opened since the last change."""
         self._last_done = 0.0
         self._watch: DriftDetector | None = None
-        self._why: str | None = None
-        """Latest finding of the watch, until the plan has been followed."""
-        self._hold = ChangeHold()
+        self._why: str | None = None  # the watch's newest finding, until the plan has been followed
+        self._hold = hold or ChangeHold()
         self._worse = False
         """True when the split has turned out to be slower than by the plan."""
         self._probe = LinkProbe()
@@ -212,7 +212,7 @@ class SplitController:
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
                 self._choose_reuse(epoch)
-                self._worse = self._seconds(self._split) > (1 + DriftDetector.HYSTERESIS) * before
+                self._worse = self._seconds(self._split) > (1 + self._hold.hysteresis) * before
             self._follow_plan((epoch, batch + 1))
             self._probe_link(split, rates, bounds)
 
@@ -298,9 +298,9 @@ class SplitController:
         after = self._best()
         now = self._seconds(self._split)
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
-        if after == self._split or gain <= DriftDetector.HYSTERESIS:
+        if after == self._split or gain <= self._hold.hysteresis:
             self._why, self._worse = None, False
-        elif self._worse or self._hold.allows(after):
+        elif self._hold.allows(after, at_once=self._worse):
             self._hold.begin()
             self._worse = False
             self._probe.restart()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
-from hapi.client.loading.link_stats import SplitTraffic
+from hapi.client.loading.link_stats import Forward, SplitTraffic
+from hapi.profiler.fit import Tier
 
 Kind = Literal["suffix", "timed", "step"]
 """The main thread's work on a batch: frozen layers after the split, the same timed one by one, the training step."""
@@ -173,6 +174,20 @@ class SplitCounts:
 
 Snapshot = Mapping[int, SplitCounts]
 """Sums by split."""
+
+
+class CostMeter(Protocol):
+    """Counts of a run's costs, of which plans are made."""
+
+    @property
+    def servers(self) -> Mapping[int, Tier]:
+        """Resources of the servers of each split."""
+
+    def snapshot(self) -> Snapshot:
+        """Return all sums so far, by split."""
+
+    def take_forwards(self) -> Sequence[Forward]:
+        """Return the servers' forward costs for each request answered since the last call."""
 
 
 def merged(traffic: Snapshot, client: Snapshot) -> Snapshot:

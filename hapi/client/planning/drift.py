@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hapi.client.planning.counts import Snapshot
-from hapi.client.planning.meter import Meter
+from hapi.client.planning.counts import CostMeter, Snapshot
 from hapi.client.planning.observe import observed_between
 from hapi.profiler.fit import ENOUGH_BYTES, Arrivals, Observed, Tier, forward_seconds, link_rate
 from hapi.profiler.profile import Profile
@@ -74,7 +73,7 @@ class DriftDetector:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: CostMeter,
         client: Tier,
         profile: Profile,
         batch_size: int,

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from hapi.client.loading.link_stats import Forward
-from hapi.client.planning.counts import ClientCounts, Kind, Snapshot, SplitCounts, Work, merged
-from hapi.client.planning.meter import Meter
+from hapi.client.planning.counts import ClientCounts, CostMeter, Kind, Snapshot, SplitCounts, Work, merged
 from hapi.client.planning.observe import observed_between
 from hapi.client.settings import ORACLE
 from hapi.profiler.fit import Arrivals, Observed, Sizes, link_rate, profile_of
@@ -35,7 +34,7 @@ class Profiling:
     Batches open before others are done, so those under way are kept apart. Not safe for several threads.
     """
 
-    def __init__(self, meter: Meter, sizes: Sizes) -> None:
+    def __init__(self, meter: CostMeter, sizes: Sizes) -> None:
         self._meter = meter
         self._sizes = sizes
         self._schedule: list[tuple[int, bool]] = []

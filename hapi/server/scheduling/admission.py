@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from hapi.errors import BusyError, DeadlineError
-from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, FairQueue, Tenant, Ticket
+from hapi.server.scheduling.fair_queue import FairQueue, Tenant, Ticket
+from hapi.server.scheduling.refusals import queue_full, too_late
 
 FULL, LATE, EXPIRED = "full", "late", "expired"
 """Reasons for sending a request away: the queue was full; its turn would have come too late; it did."""
@@ -99,7 +100,7 @@ class Admission:
         with self._lock:
             if not self._queue.is_full_for(tenant):
                 return
-            error = self._full(tenant, self._queue.usual_cost(tenant), time.monotonic())
+            error = queue_full(self._queue, tenant, self._queue.usual_cost(tenant), time.monotonic())
         self._shed(tenant, FULL)
         raise error
 
@@ -167,18 +168,10 @@ class Admission:
     def _check_in_time(self, ticket: Ticket, limit: float) -> None:
         """Send a request away at once that would wait in vain; it may go to another server."""
         with self._lock:
-            now, measured = time.monotonic(), self._queue.rate.completed >= ENOUGH_COMPLETED
-            if ticket.state != "waiting" or not measured:
-                return
-            wait = self._queue.expected_wait(ticket.tenant, now, last=ticket)
-        if wait > limit:
+            error = too_late(self._queue, ticket, limit, time.monotonic())
+        if error is not None:
             self._shed(ticket.tenant, LATE)
-            raise BusyError(
-                f"its turn would come in {wait:.1f} s, it waits at most {limit:g} s; "
-                "come back later, or ask another server",
-                retry_after=min(60.0, max(1.0, wait - limit)),
-                expected_wait=wait,
-            )
+            raise error
 
     def _move_on(self) -> None:
         """Begin what may begin, send away what is too much, and look again when time alone changes that."""
@@ -188,7 +181,7 @@ class Admission:
                 self._tell(ticket, None)
             while (ticket := self._queue.surplus()) is not None:
                 self._shed(ticket.tenant, FULL)
-                self._tell(ticket, self._full(ticket.tenant, ticket.cost, now))
+                self._tell(ticket, queue_full(self._queue, ticket.tenant, ticket.cost, now))
             wake = self._queue.wake_at(now)
         if self._alarm is not None:
             self._alarm.cancel()
@@ -206,15 +199,6 @@ class Admission:
             granted.set_result(None)
         else:
             granted.set_exception(error)
-
-    def _full(self, tenant: Tenant, cost: float, now: float) -> BusyError:
-        queue = self._queue
-        pause = queue.retry_after(tenant, cost, now)
-        return BusyError(
-            f"{queue.running} requests run and {queue.queued} wait; come back in {pause:.0f} s",
-            retry_after=pause,
-            expected_wait=queue.expected_wait(tenant, now),
-        )
 
     def _sent_away(
         self, tenant: Tenant, cost: float, reason: str, error: type[BusyError | DeadlineError], text: str

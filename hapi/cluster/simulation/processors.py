@@ -1,0 +1,77 @@
+"""Processors of one machine, shared evenly by all work on them, as an operating system does it."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import simpy
+
+
+class Processors:
+    """Egalitarian processor sharing: work of ``n`` threads on ``c`` cores proceeds at ``min(1, c / n)`` of its speed.
+
+    Exact, by virtual time: what is under way advances at one common rate, so that the order of the ends never changes.
+    """
+
+    def __init__(self, env: simpy.Environment, cores: float) -> None:
+        """Lend ``cores``, of which a part may be a part of a core."""
+        self.cores = cores
+        self._env = env
+        self._virtual = self._since = self._used = 0.0
+        self._threads = 0.0
+        self._ends: list[tuple[float, int, float, simpy.Event]] = []
+        self._number = 0
+        self._timer = 0
+
+    @property
+    def used(self) -> float:
+        """Core seconds of work so far."""
+        self._advance()
+        return self._used
+
+    def work(self, seconds: float, threads: float = 1.0) -> simpy.Event:
+        """Return an event that comes when this work is done.
+
+        Args:
+            seconds: that it takes when nothing else runs.
+            threads: cores that it keeps busy meanwhile.
+        """
+        done = self._env.event()
+        if seconds <= 0:
+            return done.succeed()
+        self._advance()
+        self._number += 1
+        heappush(self._ends, (self._virtual + seconds, self._number, threads, done))
+        self._threads += threads
+        self._arm()
+        return done
+
+    @property
+    def _rate(self) -> float:
+        return min(1.0, self.cores / self._threads) if self._threads else 1.0
+
+    def _advance(self) -> None:
+        elapsed = self._env.now - self._since
+        if elapsed > 0:
+            self._virtual += elapsed * self._rate
+            self._used += elapsed * min(self._threads, self.cores)
+            self._since = self._env.now
+
+    def _arm(self) -> None:
+        self._timer += 1
+        if self._ends:
+            timer, delay = self._timer, max(0.0, (self._ends[0][0] - self._virtual) / self._rate)
+            self._env.timeout(delay).callbacks.append(lambda _: self._due(timer))
+
+    def _due(self, timer: int) -> None:
+        if timer != self._timer:
+            return  # other work has come or gone since
+        self._advance()
+        self._virtual = max(self._virtual, self._ends[0][0])  # rounding must not put it off for ever
+        while self._ends and self._ends[0][0] <= self._virtual:
+            _, _, threads, done = heappop(self._ends)
+            self._threads -= threads
+            done.succeed()
+        if not self._ends:
+            self._threads = 0.0  # no dust from adding and subtracting
+        self._arm()
