@@ -1,4 +1,4 @@
-"""What a running fleet did for a while, recorded: servers' counts, their queues, and a trainer's stages."""
+"""Record of a running fleet over a while: servers' counts, their queues, and a trainer's stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated fleet did: throughput, waits, utilisation, and the splits over time."""
+"""Figures of a simulated fleet: throughput, waits, utilisation, and the splits over time."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class SimulatedBatch:
 
 @dataclass(kw_only=True)
 class TrainerCounts:
-    """What a trainer has done since the last :meth:`SimulatedTrainer.reset`."""
+    """Counts of a trainer since the last :meth:`SimulatedTrainer.reset`."""
 
     samples: int = 0
     batches: int = 0
@@ -79,7 +79,7 @@ class Work:
     """Name of the model, whose providers among the servers are preferred."""
     job: Job
     costs: Callable[[int], SplitCosts]
-    """Of each split."""
+    """Costs of each split."""
     tier: TierProfile
     frame: int
     """Samples of a frame."""
