@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.cli import jobs, keep, load, models, offload, serving, split, storage
+from benchmarks.cli import fleet, jobs, keep, load, models, offload, serving, split, storage
 from benchmarks.cli.benchmark import Outcome
 from hapi.paths import check_outputs
 
@@ -14,6 +14,7 @@ BENCHMARKS = (
     *keep.BENCHMARKS,
     *serving.BENCHMARKS,
     *load.BENCHMARKS,
+    *fleet.BENCHMARKS,
     *storage.BENCHMARKS,
     *models.BENCHMARKS,
     *offload.BENCHMARKS,

@@ -21,7 +21,7 @@ from hapi.errors import UsageError
 ADDRESS: Mapping[Side, str] = {"server": "10.200.0.1", "client": "10.200.0.2"}
 """Addresses of the two ends; the namespaces see nothing else, so they cannot collide with real networks."""
 
-_NAME = re.compile(r"hapi-bed-(\d+)-(?:server|client)")
+_NAME = re.compile(r"hapi-bed-(\d+)-(?:server|client)[a-z0-9-]*")
 _COMMAND_SECONDS = 20.0
 _BURST_SECONDS = 0.002
 """Traffic that may pass at line speed before the bucket is empty."""
@@ -58,7 +58,7 @@ class TestBed(Bed):
     def __init__(self, bandwidth: float | None = None, cores: Cores | None = None) -> None:
         """``bandwidth`` in bits per second each way, None for as fast as the machine can."""
         super().__init__(bandwidth, cores)
-        self._namespaces: dict[Side, str] = {side: f"hapi-bed-{os.getpid()}-{side}" for side in SIDES}
+        self._namespaces: dict[Side, str] = {side: bed_name(side) for side in SIDES}
 
     @property
     def address(self) -> str:
@@ -72,12 +72,9 @@ class TestBed(Bed):
             root = ("dev", _device(side), "root")
             if bandwidth is None:
                 # A device that has no bucket answers with an error that means just that.
-                _tool(*change, "del", *root, check=False)
+                tool(*change, "del", *root, check=False)
                 continue
-            burst = max(_SMALLEST_BURST, int(bandwidth / 8 * _BURST_SECONDS))
-            limit = burst + int(bandwidth / 8 * _QUEUE_SECONDS)
-            bucket = ("tbf", "rate", f"{int(bandwidth)}bit", "burst", str(burst), "limit", str(limit))
-            _tool(*change, "replace", *root, *bucket)
+            tool(*change, "replace", *root, *bucket(bandwidth))
         self.bandwidth = bandwidth
 
     def _placed(self, side: Side, command: Sequence[str]) -> list[str]:
@@ -103,28 +100,45 @@ class TestBed(Bed):
             self.cores = Cores.split_machine()
         remove_stale_beds()
         for side in SIDES:
-            _tool("ip", "netns", "add", self._namespaces[side])
+            tool("ip", "netns", "add", self._namespaces[side])
         ends = []
         for side in SIDES:
             ends.append([_device(side), "netns", self._namespaces[side]])
-        _tool("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+        tool("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
         for side in SIDES:
             inside = ("ip", "-n", self._namespaces[side])
-            _tool(*inside, "link", "set", _device(side), "gso_max_size", str(_PIECE_BYTES))
-            _tool(*inside, "addr", "add", f"{ADDRESS[side]}/24", "dev", _device(side))
-            _tool(*inside, "link", "set", _device(side), "up")
-            _tool(*inside, "link", "set", "lo", "up")
+            tool(*inside, "link", "set", _device(side), "gso_max_size", piece_size())
+            tool(*inside, "addr", "add", f"{ADDRESS[side]}/24", "dev", _device(side))
+            tool(*inside, "link", "set", _device(side), "up")
+            tool(*inside, "link", "set", "lo", "up")
         if self.bandwidth is not None:
             self.set_bandwidth(self.bandwidth)
 
     def _remove(self) -> None:
         for name in self._namespaces.values():
-            _remove(name)
+            remove(name)
+
+
+def bed_name(end: str) -> str:
+    """Return the name of a namespace of this process's bed; ``end`` begins with ``server`` or ``client``."""
+    return f"hapi-bed-{os.getpid()}-{end}"
+
+
+def piece_size() -> str:
+    """Return the bytes that TCP hands down in one piece, as ``ip`` reads them."""
+    return str(_PIECE_BYTES)
+
+
+def bucket(bandwidth: float) -> tuple[str, ...]:
+    """Return the words of ``tc`` for a token bucket of this rate, in bits per second."""
+    burst = max(_SMALLEST_BURST, int(bandwidth / 8 * _BURST_SECONDS))
+    limit = burst + int(bandwidth / 8 * _QUEUE_SECONDS)
+    return ("tbf", "rate", f"{int(bandwidth)}bit", "burst", str(burst), "limit", str(limit))
 
 
 def beds() -> list[str]:
     """Names of all namespaces that test beds made and that still exist."""
-    listed = _tool("ip", "netns", "list").split("\n")
+    listed = tool("ip", "netns", "list").split("\n")
     return [line.split()[0] for line in listed if line and _NAME.fullmatch(line.split()[0])]
 
 
@@ -133,17 +147,17 @@ def remove_stale_beds() -> None:
     for name in beds():
         match = _NAME.fullmatch(name)
         if match is not None and not _is_running(int(match[1])):
-            _remove(name)
+            remove(name)
 
 
-def _remove(namespace: str) -> None:
+def remove(namespace: str) -> None:
     """Stop what still runs in ``namespace`` and delete it; the veth pair goes with it."""
     if namespace not in beds():
         return
-    for pid in _tool("ip", "netns", "pids", namespace, check=False).split():
+    for pid in tool("ip", "netns", "pids", namespace, check=False).split():
         with contextlib.suppress(ProcessLookupError, ValueError):
             os.kill(int(pid), signal.SIGKILL)
-    _tool("ip", "netns", "del", namespace, check=False)
+    tool("ip", "netns", "del", namespace, check=False)
     if namespace in beds():  # another process may have removed it at the same moment, which is as good
         raise UsageError(
             f"test bed: cannot remove the network namespace {namespace}; try: ip netns del {namespace}"
@@ -164,7 +178,7 @@ def _device(side: Side) -> str:
     return f"hapi-{side}"
 
 
-def _tool(*command: str, check: bool = True) -> str:
+def tool(*command: str, check: bool = True) -> str:
     """Output of a short system command; :class:`UsageError` with its own words when it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS)

@@ -67,10 +67,16 @@ def start_server_process(
 
 
 class BenchClient:
-    """A process of :mod:`benchmarks.split.sweep_client` on its side of the bed. One caller at a time."""
+    """A process on its side of the bed that does what it is told, line by line. One caller at a time."""
 
     def __init__(
-        self, bed: Bed, token: str, folder: Path, name: str = "client", side: Side = "client"
+        self,
+        bed: Bed,
+        token: str,
+        folder: Path,
+        name: str = "client",
+        side: Side = "client",
+        module: str = "benchmarks.split.sweep_client",
     ) -> None:
         """``side``: on whose cores it runs; between a server and its own side there is no link to limit."""
         self._log = folder / f"{name}.log"
@@ -80,7 +86,7 @@ class BenchClient:
         with self._log.open("wb") as stderr:
             self._process = bed.start(
                 side,
-                [sys.executable, "-m", "benchmarks.split.sweep_client", *limited],
+                [sys.executable, "-m", module, *limited],
                 env=environment(token),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

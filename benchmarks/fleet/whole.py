@@ -1,0 +1,99 @@
+"""``benchmarks fleet``: the test bed's cells, the simulator fitted to some of them, and its tale of larger fleets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.fleet.cells import BS, FREEZE, MODEL, FleetCell, cells, fleet_of
+from benchmarks.fleet.engine import Tell
+from benchmarks.fleet.experiments import (
+    HERD_LINK,
+    HERD_SECONDS,
+    HERD_SERVERS,
+    HERD_TRAINERS,
+    NARROW,
+    NARROW_FOR,
+    NARROW_FROM,
+    herd,
+    knees,
+    scale,
+)  # fmt: skip
+from benchmarks.testbed.cells import Results
+from hapi.cluster.simulation.calibrate import Calibration, ObservedRun, calibrate, samples_per_second
+from hapi.errors import UsageError
+from hapi.profiler.profile import Job, Profile
+
+PARTS = ("bed", "herd", "knees", "scale")
+
+
+def simulate_parts(results: Results, parts: Sequence[str], tell: Tell) -> None:
+    """Simulate the parts that are wanted, and that ``results`` does not have."""
+    have = {record["kind"] for record in results.records}
+    for name, part in (("herd", herd), ("knees", knees), ("scale", scale)):
+        if name in parts and name not in have:
+            results.add({"kind": name, "rows": part(tell)})
+
+
+def calibrated(records: Sequence[Mapping[str, Any]], tell: Tell) -> tuple[Calibration, list[FleetCell]]:
+    """Fit the simulator to the measured cells that are for it, and replay all of them.
+
+    Args:
+        records: of the test bed.
+        tell: told what happens.
+
+    Raises:
+        UsageError: nothing was measured yet.
+    """
+    measured = {
+        record["cell"]: record["samples_per_second"] for record in records if record["kind"] == "cell"
+    }
+    recorded = next((record for record in records if record["kind"] == "profile"), None)
+    chosen = [cell for cell in cells() if measured.get(cell.key)]
+    if recorded is None or not chosen:
+        raise UsageError("no cell was measured yet; run it with --part bed (needs root)")
+    profile, job = Profile.from_json(recorded["profile"]), Job(**recorded["job"])
+    runs = [
+        ObservedRun(
+            name=cell.key,
+            fleet=fleet_of(cell),
+            profiles={"trainers": (profile, job)},
+            rate=measured[cell.key],
+            hold_out=cell.hold_out,
+        )
+        for cell in chosen
+    ]
+    return calibrate(runs, samples_per_second, tell), chosen
+
+
+def document_of(
+    records: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any], tell: Tell
+) -> dict[str, Any]:
+    """Return everything that was found, for the JSON and the page."""
+    found, chosen = calibrated(records, tell)
+    held = [error for error in found.errors if error.hold_out]
+    sizes = [abs(error.error) for error in held] or [0.0]
+    rows = [
+        {**vars(cell), "measured": error.observed, "simulated": error.simulated, "error": error.error}
+        for cell, error in zip(chosen, found.errors, strict=True)
+    ]
+    parts = {record["kind"]: record["rows"] for record in records if record["kind"] in PARTS}
+    return {
+        "benchmark": "fleet",
+        "job": f"{MODEL} at 64 px cut at layer {FREEZE}, 64 KiB a sample, batches and requests of {BS}",
+        "machines": "a core each, as in the kept sweep",
+        "herd_fleet": f"{HERD_TRAINERS} trainers of resnet18, {HERD_SERVERS} servers, "
+        f"{HERD_LINK / 1e6:g} Mbit/s shared by all, "
+        f"{NARROW:.0%} of it from {NARROW_FROM:g} to {NARROW_FROM + NARROW_FOR:g} of {HERD_SECONDS:g} s; each trainer "
+        "begins with the plan of one that is alone",
+        "overhead": found.overhead,
+        "efficiency": found.efficiency,
+        "held_out": {"count": len(held), "median": statistics.median(sizes), "worst": max(sizes)},
+        "cells": rows,
+        "knees": parts.get("knees", []),
+        "herd": parts.get("herd", []),
+        "scale": parts.get("scale", []),
+        "conditions": conditions,
+        "test_bed": conditions.get("test_bed", ""),
+    }

@@ -1,0 +1,88 @@
+"""``benchmarks fleet``: its cells, its figures and page, and its test bed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from benchmarks.fleet.bed import FleetBed
+from benchmarks.fleet.cells import cells, fleet_of
+from benchmarks.fleet.engine import rate_between
+from benchmarks.fleet.experiments import moved
+from benchmarks.fleet.page import page, verdict
+from benchmarks.testbed import testbed
+
+
+def test_cells_are_different_and_mostly_held_out() -> None:
+    known = cells()
+    assert len({cell.key for cell in known}) == len(known)
+    fitted = [cell for cell in known if not cell.hold_out]
+    assert {cell.servers for cell in fitted} == {1, 2, 3, 4} and len(fitted) <= len(known) / 4
+    assert {(c.servers, c.trainers) for c in known} >= {(s, t) for s in (1, 4) for t in (1, 8)}
+    for cell in known:
+        assert len(fleet_of(cell).servers) == cell.servers
+
+
+def test_a_rate_is_of_the_batches_that_ended_in_time() -> None:
+    ends = [(0.5, 16), (1.0, 16), (2.0, 16), (3.0, 8), (9.0, 16)]
+    assert rate_between(ends, 0.9, 3.0) == pytest.approx(40 / 2.1)
+    assert rate_between(ends, 4.0, 5.0) == 0.0
+
+
+def test_moved_is_the_largest_share_that_changed_at_once() -> None:
+    assert moved([(0, {1: 4}), (1, {1: 3, 2: 1}), (2, {2: 4})]) == pytest.approx(0.75)
+    assert moved([(0, {1: 4})]) == 0.0
+
+
+def a_document() -> dict[str, Any]:
+    """What the benchmark writes, shortened."""
+    cell = {
+        "servers": 2, "trainers": 4, "link": 24e6, "pause": 0.05, "shared": None, "slow": 0.25, "hold_out": True,
+        "measured": 100.0, "simulated": 104.0, "error": 0.04,
+    }  # fmt: skip
+    herd = {"samples_per_second": 10.0, "changes_per_100_batches": 1.0, "moved": 0.5}
+    quantiles = {"p50": 0.1, "p99": 0.2}
+    return {
+        "conditions": {"date": "2026-11-25T20:00:00", "processor": "P", "cores": 2, "load_at_start": 1},
+        "test_bed": "a bed", "job": "a job", "machines": "machines", "herd_fleet": "a herd",
+        "overhead": 0.001, "efficiency": 0.95, "held_out": {"count": 1, "median": 0.04, "worst": 0.2},
+        "cells": [cell],
+        "knees": [
+            {"model": "m", "link": 1e9, "rates": {"1": 5.0}, "splits": {"1": 3}, "knee": 1, "per_trainer": 0.06}
+        ],
+        "herd": [{"name": "split 1", "fixed": True, **herd}, {"name": "at once", "fixed": False, **herd}],
+        "scale": [
+            {
+                "servers": 1, "trainers": 10, "coarse": True, "samples_per_second": 5.0, "stalled": 0.1,
+                "latency": quantiles, "wait": quantiles, "processors": 0.5, "changes": 1, "wall_seconds": 2.0,
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_the_page_has_a_row_for_everything() -> None:
+    text = page(a_document(), "fleet.json")
+    for said in (
+        "| 2 | 4 | 24, one 6 | 50 | 100.0 | 104.0 | +4.0% |",
+        "| at once | 100.0% |",
+        "| 1 | 10 | coarse |",
+    ):
+        assert said in text
+    assert "median 4.0% (goal 5%: met), worst 20.0% (goal 10%: missed)" in verdict(a_document())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(testbed.why_not() is not None, reason=f"no test bed here: {testbed.why_not()}")
+def test_the_bed_of_servers_is_made_and_removed() -> None:
+    with FleetBed(2) as bed:
+        bed.set_link(0, 24e6)
+        bed.set_bandwidth(48e6)
+        bed.set_bandwidth(None)
+        made = [name for name in testbed.beds() if f"-{os.getpid()}-" in name]
+        assert len(made) == 4
+        bed.number = 1
+        reply = bed.start("client", ["ip", "route", "get", bed.address])
+        assert reply.wait(10) == 0
+    assert [name for name in testbed.beds() if f"-{os.getpid()}-" in name] == []
