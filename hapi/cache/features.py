@@ -71,6 +71,8 @@ class FeatureCache(Closing):
             HapiError: the folder cannot be used, or has features of another key under the same digest.
         """
         self.key = key
+        self.sample_bytes = key.sample_bytes
+        """Bytes of one sample's features."""
         self._form = form
         # Another name of the same samples is no other key.
         reference = DatasetReference(name=_NAME, version=key.digest)
@@ -115,11 +117,6 @@ class FeatureCache(Closing):
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self.held(ids).mean()) if len(ids) else 0.0
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample's features."""
-        return self.key.sample_bytes
 
     def room(self, samples: int) -> float:
         """Share of ``samples`` for which the budget has room, from 0 to 1, by the mean size of what is kept."""

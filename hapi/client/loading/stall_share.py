@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from hapi.wire.messages import STALL_HEADER
@@ -16,6 +17,8 @@ from hapi.wire.messages import STALL_HEADER
 FORGETTING_SECONDS, FORGETTING_BATCHES = 5.0, 4.0
 """Age at which a second of training counts 1/e of a new one: so many seconds, or so many batches where these last
 longer, as the share within a batch says nothing."""
+_MARKS = 256
+"""Times that are noted until they are counted: a batch takes less time so."""
 ENOUGH_SECONDS = 1.0
 """Seconds of training from which on the share is told."""
 
@@ -31,6 +34,8 @@ class StallShare:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._marks: deque[tuple[float, bool | None]] = deque()
+        """Times that were not counted yet, with what began then: a wait, training, or (None) nothing."""
         self._stalled = self._seconds = 0.0
         self._since: float | None = None
         """Time up to which seconds are counted; None outside of a pass, and before its first batch."""
@@ -41,25 +46,23 @@ class StallShare:
 
     def goes_on(self) -> None:
         """Note that the loop has its batch."""
-        self._count(waiting=False)
-        with self._lock:
-            if self._began is not None and self._since is not None:
-                lasted = FORGETTING_BATCHES * (self._since - self._began)
-                self._age = max(FORGETTING_SECONDS, 0.5 * self._age + 0.5 * lasted)
-            self._began = self._since
+        self._marks.append((self._clock(), False))
+        if len(self._marks) > _MARKS:
+            self.share()
 
     def waits(self) -> None:
         """Note that the loop waits for its next batch from now on."""
-        self._count(waiting=True)
+        self._marks.append((self._clock(), True))
 
     def end(self) -> None:
         """Note the end of a pass: what follows is no wait for a server."""
-        with self._lock:
-            self._since = self._began = None
+        self._marks.append((self._clock(), None))
 
     def share(self) -> float | None:
         """Return the share, 0 to 1, a wait that still lasts included; None: too little is known."""
         with self._lock:
+            while self._marks:
+                self._count(*self._marks.popleft())
             stalled, seconds = self._until(self._clock())
         return None if seconds < ENOUGH_SECONDS else min(1.0, stalled / seconds)
 
@@ -68,11 +71,18 @@ class StallShare:
         share = self.share()
         return {} if share is None else {STALL_HEADER: f"{share:.3f}"}
 
-    def _count(self, *, waiting: bool) -> None:
-        with self._lock:
-            now = self._clock()
-            self._stalled, self._seconds = self._until(now)
-            self._since, self._waiting = now, waiting
+    def _count(self, now: float, waiting: bool | None) -> None:
+        """Count up to a mark."""
+        self._stalled, self._seconds = self._until(now)
+        if waiting is None:
+            self._since = self._began = None
+            return
+        if not waiting:
+            if self._began is not None:
+                lasted = FORGETTING_BATCHES * (now - self._began)
+                self._age = max(FORGETTING_SECONDS, 0.5 * self._age + 0.5 * lasted)
+            self._began = now
+        self._since, self._waiting = now, waiting
 
     def _until(self, now: float) -> tuple[float, float]:
         """Seconds of waiting and in all, as they count at ``now``."""
