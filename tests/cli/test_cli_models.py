@@ -150,11 +150,11 @@ def test_ctrl_c_while_a_command_is_imported(
             2,
             "--num-classes: expected 1 to 10000000, got '0'",
         ),
-        (("push", "squeezenet1_1", "store/x", "--num-classes", "9" * 30), 2, "--num-classes: number: '999"),
+        (("push", "squeezenet1_1", "store/x", "--num-classes", "9" * 30), 2, "--num-classes: '999"),
         (
             ("push", "squeezenet1_1", "store/x", "--input-size", "-1"),
             2,
-            "--input-size: number: '-1' is negative; expected 1 to 65536",
+            "--input-size: '-1' is negative; expected 1 to 65536",
         ),
         (
             ("push", "squeezenet1_1", "store/x", "--weights", "random:0", "--blocks", "x"),

@@ -35,7 +35,8 @@ class Number:
         try:
             value = self._read(text)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(printable(f"{error}; expected {self.expected}")) from None
+            reason = str(error).split(": ", 1)[-1]  # the flag's name takes the place of the quantity's
+            raise argparse.ArgumentTypeError(printable(f"{reason}; expected {self.expected}")) from None
         except (ValueError, OverflowError):
             raise argparse.ArgumentTypeError(f"expected {self.expected}, got {printable(shown)}") from None
         if not self.low <= value <= self.high:  # false for what is not a number, too
