@@ -39,6 +39,8 @@ class World:
         self.servers: dict[int, Tier] = {}
         self.share = 1.0
         """Share of the server that other jobs leave."""
+        self.slot_share: Callable[[int], float] = lambda split: 1.0
+        """Share of its slots that requests of a split get, as they wait for one."""
         self.count = 1
         """Servers that share the work."""
         self.counts: dict[int, SplitCounts] = {}
@@ -70,7 +72,8 @@ class World:
             requests=2, samples=samples, bytes_received=nbytes, cos_batch=5,
             receive_cpu=nbytes * client.codec_seconds_per_byte * noise(),
             decode_cpu=0.0 if split else samples * client.decode_seconds * noise(),
-            server_cpu=stages, server_wall=stages, work=work, process_cpu=work, clock=1.0, others=1.0 - self.share,
+            server_cpu=stages, server_wall=stages | {"queue": 1 / self.slot_share(split) - 1}, work=work,
+            process_cpu=work, clock=1.0, others=1.0 - self.share,
         )  # fmt: skip
         step = Work(samples, self.slower * samples * true.step_seconds * noise(), self.pages)
         suffix = Work(0 if split == true.last_split else samples, sum(client_side) * noise(), self.pages)

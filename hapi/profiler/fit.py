@@ -23,6 +23,10 @@ from hapi.profiler.profile import (
 ENOUGH_BYTES, ENOUGH_SECONDS = 96 << 10, 0.08
 """A shorter stretch of arrivals with fewer bytes may have come out of some buffer on the way at once."""
 LARGEST_VARIATION = 0.9
+FAIR_SHARE = 0.5
+"""Share of a server's device that is taken to be left to us at least, when others take all they can get and nothing of
+ours waits."""
+SMALLEST_SHARE = 1e-3
 
 Arrivals = Sequence[tuple[int, float]]
 """(bytes, seconds) of what arrived over a link."""
@@ -81,7 +85,9 @@ class Observed:
     """CPU seconds of the whole server process, but for threads that help a forward pass, over those that its
     requests' stages account for."""
     share: float = 1.0
-    """Share of the server's device that other tenants left."""
+    """Share of the server's device that other tenants left, by what they used of it; :data:`FAIR_SHARE` at least."""
+    slot_share: float = 1.0
+    """Share of the server's slots that our requests got while they waited for one; 1 if they hardly waited."""
     cos_batch: int = 0
     server: Tier = Tier()
 
@@ -178,7 +184,7 @@ def profile_of(
             waiting_seconds=_ratio(early.server_wall.get("queue", 0.0), early.requests),
             cos_batch=max(1, late.cos_batch),
             servers=tier.count,
-            share=late.share,
+            share=max(SMALLEST_SHARE, min(late.share, late.slot_share)),
         ),
         server_tier=_server_tier(sizes, observed, tier),
         client_tier=_client_tier(sizes, observed),

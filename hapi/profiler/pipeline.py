@@ -152,8 +152,9 @@ class Pipeline:
         last = remainder if full % at_once == 0 and remainder else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
         other = self.server_overhead * self.profile.server.servers + self.store_seconds + self.there_disk
-        work = bs * self.forward + others * other + waves * self._per_request()
-        return work / self.profile.server.share
+        work = bs * self.forward + others * other + waves * (self._per_request() - self._waiting())
+        # Requests that get a part of the server wait for the others: that is the same seconds.
+        return max(work / self.profile.server.share, work + waves * self._waiting())
 
     def server_busy(self, bs: int) -> float:
         """Seconds of the whole server that a batch takes, at its best."""
@@ -257,7 +258,10 @@ class Pipeline:
         return full * self.server_busy(self.job.bs) + (self.server_busy(remainder) if remainder else 0.0)
 
     def _overhead(self) -> float:
-        return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)
+        return self.asked * self.profile.link.request_seconds + self._waiting()
+
+    def _waiting(self) -> float:
+        return self.asked * self.profile.server.waiting_seconds
 
     def _per_request(self) -> float:
         return self._overhead() + self.load

@@ -80,6 +80,23 @@ def test_another_tenant_and_slower_tiers_move_the_split() -> None:
     assert planning.split > start, "a slower client: more is done there"
 
 
+@pytest.mark.parametrize("alike", [True, False], ids=["at every split", "at late splits"])
+def test_a_crowded_server_moves_the_cut_and_an_empty_one_moves_it_back(alike: bool) -> None:
+    """Requests wait three times as long as they are worked on, for a slot on a server that many ask. It never flaps."""
+    planning, world = decided(1e9)
+    start = planning.split
+    world.share = 0.4
+    world.slot_share = lambda split: 0.25 if alike or split >= start else 1.0
+    for epoch in range(1, 5):
+        crowded = run_epoch(planning, world, epoch)
+    assert set(crowded) == {planning.split} and planning.split < start
+    assert len(planning.changes) == 2 and "other jobs leave 25% of the server" in planning.changes[-1].why
+    world.share, world.slot_share = 1.0, lambda split: 1.0
+    for epoch in range(5, 9):
+        run_epoch(planning, world, epoch)
+    assert planning.split == start and len(planning.changes) == 3
+
+
 pace = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 

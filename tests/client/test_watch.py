@@ -189,6 +189,30 @@ def test_another_tenant_is_told() -> None:
     assert len(found) == 1 and found[0][0].server.share == 1.0
 
 
+def test_waiting_for_a_slot_is_a_smaller_share() -> None:
+    """The queue's seconds are in no stage's, so that they count once: as the part of the server that is had."""
+    watched = Watched()
+    watched.batches(3)
+    watched.world.slot_share = lambda split: 0.25
+    assert not any(watched.batches(6)), "they wait for each other: nobody else is served"
+    watched.world.share = 0.6
+    found = [f for f in watched.batches(6) if f is not None]
+    assert len(found) == 1 and found[0][0].server.share == pytest.approx(0.25)
+    watched.world.share, watched.world.slot_share = 0.3, lambda split: 1.0
+    assert not any(watched.batches(6)), "nothing waits, but others take most of it"
+    watched.world.share = 1.0
+    (after,) = [f for f in watched.batches(6) if f is not None]
+    assert after[0].server.share == 1.0
+
+
+def test_a_small_request_that_waits_tells_nothing() -> None:
+    """One for stored samples waits until another tenant's long one is over, whatever its share."""
+    watched = Watched()
+    watched.batches(3, split=0)
+    watched.world.share, watched.world.slot_share = 0.85, lambda split: 0.05
+    assert not any(watched.batches(6, split=0))
+
+
 def test_several_stages_at_once_are_told_together() -> None:
     watched = Watched()
     watched.batches(3)

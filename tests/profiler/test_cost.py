@@ -289,6 +289,15 @@ def test_a_longer_way_is_never_faster(profile: Profile, job: Job, seconds: float
         assert after.paper_epoch_seconds >= before.paper_epoch_seconds * (1 - 1e-9)
 
 
+@given(profiles(), jobs, st.floats(0.05, 1.0))
+def test_a_crowded_server_is_never_faster(profile: Profile, job: Job, left: float) -> None:
+    crowded = replace(profile, server=replace(profile.server, share=profile.server.share * left))
+    for split in range(profile.last_split + 1):
+        before, after = estimate(profile, job, split), estimate(crowded, job, split)
+        assert after.epoch_seconds >= before.epoch_seconds * (1 - 1e-9)
+        assert after.paper_epoch_seconds >= before.paper_epoch_seconds * (1 - 1e-9)
+
+
 @settings(max_examples=80)
 @given(profiles(), jobs, st.integers(0, 10**9))
 def test_what_does_not_fit_is_never_chosen(profile: Profile, job: Job, budget: int) -> None:

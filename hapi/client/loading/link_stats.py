@@ -78,6 +78,8 @@ class SplitTraffic:
     """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
     """Duration of these requests by the servers' clocks; a sum."""
+    server_span: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Begin of the first of them and end of the last by each server's clock."""
     request_seconds: float | None = None
     """The least time that a request and the head of its answer were on their way; None before an answer has come. An
     answer's head may also wait for other answers' bytes, which the link has to bring anyway."""
@@ -113,6 +115,7 @@ class SplitTraffic:
         for intervals, (start, end) in (
             (self.server_work, report.work),
             (self.server_process, report.process),
+            (self.server_span, report.clock),
         ):
             first, last = intervals.get(report.server, (start, start))
             intervals[report.server] = (min(first, start), max(last, end))

@@ -91,6 +91,8 @@ class TrafficCounts:
     """CPU seconds of the whole server processes meanwhile."""
     clock: float = 0.0
     """Seconds that the requests ran, by the servers' clocks."""
+    span: float = 0.0
+    """Seconds from the first request's begin to the last one's end, by each server's clock."""
     cos_batch: int = 0
     """The largest; no sum."""
     request_seconds: float | None = None
@@ -115,6 +117,7 @@ class TrafficCounts:
             others=share.server_others_seconds,
             process_cpu=_length(share.server_process),
             clock=share.server_clock_seconds,
+            span=_length(share.server_span),
             cos_batch=share.cos_batch,
             request_seconds=share.request_seconds,
         )
@@ -145,6 +148,7 @@ class TrafficCounts:
             others=self.others + sign * other.others,
             process_cpu=self.process_cpu + sign * other.process_cpu,
             clock=self.clock + sign * other.clock,
+            span=self.span + sign * other.span,
             cos_batch=cos_batch,
             request_seconds=trip,
         )

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from hapi.client.planning.counts import CostMeter, Snapshot
 from hapi.client.planning.observe import observed_between
-from hapi.profiler.fit import ENOUGH_BYTES, Arrivals, Observed, Tier, forward_seconds, link_rate
+from hapi.profiler.fit import (
+    ENOUGH_BYTES,
+    FAIR_SHARE,
+    SMALLEST_SHARE,
+    Arrivals,
+    Observed,
+    Tier,
+    forward_seconds,
+    link_rate,
+)
 from hapi.profiler.profile import Profile
 from hapi.units import format_bandwidth
 
@@ -137,8 +146,8 @@ class DriftDetector:
         found: dict[str, float] = {}
         if observed is None:
             return found
-        if observed.crossed:
-            found["share"] = observed.share / self._profile.server.share
+        if (share := self._share(observed)) is not None:
+            found["share"] = share / self._profile.server.share
         estimated = self._estimated(observed.split)
         tiers = [_client_parts(observed)]
         if observed.crossed and observed.server.device == self._profile.server_tier.device:
@@ -150,6 +159,26 @@ class DriftDetector:
                 if seconds > 0 and estimated[part] > 0 and max(shares) >= self.SIGNIFICANT:
                     found[part] = seconds / estimated[part]
         return found
+
+    def _share(self, observed: Observed) -> float | None:
+        """The part of the server that others leave, as a batch shows it; None: it shows nothing.
+
+        A request that has little to do waits for one of others to end, whatever its share. And while others take
+        half of the server and more, one for which nothing waits does not tell what they would leave to more work.
+        """
+        profile, known = self._profile, self._profile.server.share
+        if not observed.crossed:
+            return None
+        if observed.slot_share < 1:
+            own, whole = (self._server_seconds(s) for s in (observed.split, profile.last_split))
+            small = own < self.SIGNIFICANT * whole
+            return None if small else min(observed.share, observed.slot_share)
+        return None if known < FAIR_SHARE >= observed.share else observed.share
+
+    def _server_seconds(self, split: int) -> float:
+        """The server's seconds for a sample, by the plan."""
+        estimated = self._estimated(split)
+        return estimated["forward"] + estimated["overhead"]
 
     def _estimated(self, split: int) -> dict[str, float]:
         """Seconds a sample of each part, whoever else is served."""
@@ -215,7 +244,7 @@ def _scaled(
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
         profile = replace(profile, link=link)
     if "share" in ratios:
-        share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
+        share = min(1.0, max(SMALLEST_SHARE, profile.server.share * ratios["share"]))
         profile = replace(profile, server=replace(profile.server, share=share))
     overhead, step = ratios.get("overhead", 1.0), ratios.get("step", 1.0)
     server_factor, client_factor = ratios.get("forward", 1.0), ratios.get("suffix", 1.0)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts
-from hapi.profiler.fit import Observed, Tier
+from hapi.profiler.fit import FAIR_SHARE, Observed, Tier
 
 LARGEST_FACTOR = 8.0
 """Largest factor of a server process's CPU seconds over its requests' that is taken for the price of serving them."""
 QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
-FAIR_SHARE = 0.5
-"""Share of a server's device that is left to us at least, when others take all they can get."""
 
 
 def observed_between(
@@ -61,6 +59,7 @@ def _observed(split: int, delta: SplitCounts, server: Tier, client: Tier) -> Obs
         server_wall={stage: _shared(stage, v, cpu, server.count) for stage, v in wall.items()},
         server_factor=_factor(d, server),
         share=_share(d, server),
+        slot_share=_slot_share(d, server),
         cos_batch=d.cos_batch,
         server=server,
     )
@@ -90,8 +89,24 @@ def _factor(d: TrafficCounts, server: Tier) -> float:
 
 def _share(d: TrafficCounts, server: Tier) -> float:
     """The part of the server that others leave, from its own account of work."""
-    if d.clock <= 0:
-        return 1.0
-    workers = server.processors if server.device == "cpu" else server.devices
-    others = d.others / d.clock / workers
+    others = _others(d, server)
     return 1.0 if others < QUIET else max(FAIR_SHARE, 1.0 - others)
+
+
+def _others(d: TrafficCounts, server: Tier) -> float:
+    """The part of the servers' processors, or devices, that others used while our requests ran."""
+    workers = server.processors if server.device == "cpu" else server.devices
+    return d.others / d.clock / workers if d.clock > 0 else 0.0
+
+
+def _slot_share(d: TrafficCounts, server: Tier) -> float:
+    """The part of the servers' slots that our requests got while they waited for one; 1 if they hardly did.
+
+    A request that waits twice as long as it is worked on has a third. Where nobody else is served they waited for each
+    other; and where more of them are sent than there are slots, they have at least the slots that they held.
+    """
+    waited = d.server_wall.get("queue", 0.0)
+    if _others(d, server) < QUIET or waited <= QUIET * (waited + d.clock):
+        return 1.0
+    held = d.clock / (d.span * server.running) if d.span > 0 else 0.0
+    return min(1.0, max(d.clock / (d.clock + waited), held))
