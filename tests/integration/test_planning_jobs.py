@@ -30,6 +30,7 @@ from support.local_job import pack_blobs
 from benchmarks.testbed.testbed import ADDRESS, TestBed, why_not
 from hapi.client.planning.drift import DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
+from hapi.client.planning.profile_phase import ENOUGH_OPEN
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.strategies import plan
@@ -80,7 +81,11 @@ def auto(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tu
 def test_auto(auto: tuple[dict[str, Any], Path], undisturbed: dict[str, Any]) -> None:
     report, _ = auto
     check_same(report, undisturbed)
-    assert report["epochs"][0]["splits"] == [[0, 5], [FREEZE, 5]]
+    (first, opened), (last, _) = report["epochs"][0]["splits"]
+    assert (first, last) == (
+        0,
+        FREEZE,
+    ) and ENOUGH_OPEN <= opened <= BATCHES // 2  # a slow machine has enough sooner
     assert report["epochs"][0]["estimated_seconds"] is None
     plan = report["plan"]
     assert [c["estimate"]["split"] for c in plan["candidates"]] == list(range(FREEZE + 1))

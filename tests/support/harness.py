@@ -167,7 +167,7 @@ def start_train(*arguments: str, **env: str) -> ForkedProcess:
 def start_new_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
     """As :func:`start_train`, in a new interpreter: where how it begins is the point."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hapi.cli.train", "--no-output", "--threads", "1", *arguments],
+        [sys.executable, "-m", "hapi", "train", "--no-output", "--threads", "1", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**env),
     )  # fmt: skip
 
