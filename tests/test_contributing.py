@@ -9,7 +9,7 @@ import hapi
 
 ROOT = Path(hapi.__file__).parents[1]
 DOCS = ROOT / "docs"
-MOST_WORDS = 18_000
+MOST_WORDS = 19_000
 """Words of all pages in docs/ but the measurements and the list of public names: longer pages are not read."""
 MOST_WORDS_OF_A_DECISION = 150
 LONGEST_README = 250

@@ -213,7 +213,7 @@ def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_what_the_embedded_server_may_import(
     store: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], allowed: list[str]
 ) -> None:
-    def started(store: str, *, allow_models: list[str], threads: int) -> None:
+    def started(store: str, *, allow_models: list[str], threads: int, meanwhile: object) -> None:
         raise HapiError(f"allowed: {allow_models}")
 
     monkeypatch.setattr("hapi.client.connect.EmbeddedServer", started)
