@@ -44,7 +44,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        document.update({k: v for k, v in vars(record).items() if k not in self._own})
+        document.update({k: v for k, v in vars(record).items() if k not in self._own and k[0] != "_"})
         if record.exc_info and record.exc_info[1] is not None:
             quoting = _quoting(record.exc_info[1])
             document["exception"] = quoting or self.formatException(record.exc_info)
