@@ -81,8 +81,7 @@ class SplitTraffic:
     server_span: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Begin of the first of them and end of the last by each server's clock."""
     request_seconds: float | None = None
-    """The least time that a request and the head of its answer were on their way; None before an answer has come. An
-    answer's head may also wait for other answers' bytes, which the link has to bring anyway."""
+    """Shortest way of a request and its answer's head, behind other answers' bytes too; None before an answer."""
     cos_batch: int = 0
     tier: ServerTier | None = None
     """Resources of the last server that answered."""

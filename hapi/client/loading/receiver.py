@@ -64,12 +64,11 @@ class RequestSlice:
 
     batch: OpenBatch
     rows: npt.NDArray[np.int64]
-    """Rows of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have.
-    """
+    """Rows of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have."""
     next: int = 0
     """Number of rows that have arrived."""
     cancellation: Cancellation = field(default_factory=Cancellation)
-    """Of the attempt under way."""
+    """Cancels the attempt under way."""
     second: bool = False
     """True for one that a second server is asked for, which has memory of its own."""
 

@@ -86,7 +86,7 @@ class InFlight:
     measured: Measured
     asked: Asked
     first: Cancellation
-    """Of the first server's attempt."""
+    """Cancels the first server's attempt."""
     arriving_before: float
     superseded: bool = False
     """True when the second server's answer was taken."""

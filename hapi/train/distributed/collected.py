@@ -1,4 +1,4 @@
-"""What a checkpoint holds of all ranks, collected by all of them and written by the first."""
+"""The parts of a checkpoint that all ranks hold, collected by all of them and written by the first."""
 
 from __future__ import annotations
 

@@ -244,7 +244,12 @@ class HttpTransport:
         connection: http.client.HTTPConnection | None = None
         whole = False
         try:
-            own = {**self._headers, **(headers or {}), REQUEST_ID_HEADER: request_id}
+            own = {
+                **self._headers,
+                **(headers or {}),
+                "Content-Type": "application/json",
+                REQUEST_ID_HEADER: request_id,
+            }
             if parent := TRACE_PARENT.get():
                 own[TRACE_HEADER] = parent
             connection, response = self._send(method, path, document, own, cancellation)
@@ -277,7 +282,6 @@ class HttpTransport:
         cancellation: Cancellation | None,
     ) -> tuple[http.client.HTTPConnection, LowWaterResponse]:
         body = None if document is None else json.dumps(document, separators=(",", ":")).encode()
-        headers = {**headers, "Content-Type": "application/json"}
         while True:
             connection, reused = self._connection()
             try:
