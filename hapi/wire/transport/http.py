@@ -47,8 +47,8 @@ from hapi.wire.transport.sockets import received_bytes, shut
 from hapi.wire.transport.urls import bearer, parse_url, tls_context
 
 T = TypeVar("T")
-_READS = {VERSION_HEADER: str(WIRE_VERSION)}
-"""Header of requests for frames."""
+_JSON, _READS = {"Content-Type": "application/json"}, {VERSION_HEADER: str(WIRE_VERSION)}
+"""Headers of all requests, and of those for frames."""
 QUEUE_SHARE = 0.9
 """Part of the longest silence that a request may spend in a server's queue, so that the server says so before it counts
 as dead."""
@@ -244,12 +244,7 @@ class HttpTransport:
         connection: http.client.HTTPConnection | None = None
         whole = False
         try:
-            own = {
-                **self._headers,
-                **(headers or {}),
-                "Content-Type": "application/json",
-                REQUEST_ID_HEADER: request_id,
-            }
+            own = {**self._headers, **(headers or {}), REQUEST_ID_HEADER: request_id}
             if parent := TRACE_PARENT.get():
                 own[TRACE_HEADER] = parent
             connection, response = self._send(method, path, document, own, cancellation)
@@ -289,7 +284,7 @@ class HttpTransport:
                     self._connect(connection)
                 if cancellation is not None:
                     cancellation.begin(partial(shut, self._sockets.get(connection)))
-                connection.request(method, self._address.base + quote(path), body=body, headers=headers)
+                connection.request(method, self._address.base + quote(path), body, {**headers, **_JSON})
                 return connection, cast(LowWaterResponse, connection.getresponse())
             except BaseException as error:
                 self._settle(connection, reusable=False)
