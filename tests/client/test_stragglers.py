@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hedged_fleet import Fleet, in_turn
 
+from hapi.client.transport.hedging import ArrivingSeconds
 from hapi.client.transport.server_choice import Asked, ServerLoad
 from hapi.client.transport.stragglers import ENOUGH_ANSWERS, EXTRA_SHARE, Outstanding, Stragglers
 
@@ -144,3 +145,18 @@ def test_one_that_was_outrun_is_known_as_slow() -> None:
     slow = server(10.0)
     slow.outrun(Asked(0, 8, 0.0, 1), 0.5)
     assert slow.sample_seconds(0) == 10.0 / 8, "that it takes long was known"
+
+
+def test_an_answer_that_stands_still_is_not_arriving() -> None:
+    """Its header has come, and no byte more: only where the system does not tell of bytes all of it counts."""
+    begun, received = [0.0], [100]
+    arriving = ArrivingSeconds(lambda: begun[0], lambda: received[0])
+    unknown = ArrivingSeconds(lambda: begun[0], lambda: None)
+    begun[0], received[0] = 1.0, 200
+    assert arriving() == unknown() == 1.0
+    for _ in range(5):
+        begun[0] += 1.0
+        assert arriving() == 1.0
+    assert unknown() == 6.0
+    begun[0], received[0] = 6.5, 201
+    assert arriving() == 1.5

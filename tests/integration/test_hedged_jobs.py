@@ -1,4 +1,4 @@
-"""A job at two servers, of which one holds answers back: they may be asked of the other, and the losses stay."""
+"""A job at two servers, of which one holds answers back: they are asked of the other, and the losses stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGINNING = 1 << 16
 """Bytes that only the beginning of an answer with features has at once."""
 
 
-def test_answers_that_are_held_back_change_no_loss_and_few_are_asked_twice(tmp_path: Path) -> None:
+def test_answers_that_are_held_back_are_asked_of_another_server(tmp_path: Path) -> None:
     folder, held, parts = make_store(tmp_path / "store"), list[int](), list[int]()
     lock = threading.Lock()
 
@@ -53,7 +53,7 @@ def test_answers_that_are_held_back_change_no_loss_and_few_are_asked_twice(tmp_p
     assert losses(report) == losses(report_of(tmp_path / "alone.json"))
     assert len(parts) >= min(HELD)
     extra, requests = sum(of_epochs(report, "extra_requests")), sum(of_epochs(report, "requests"))
-    assert extra <= max(FIRST_EXTRA, EXTRA_SHARE * requests)  # whether there is one goes by what else runs
+    assert 1 <= extra <= max(FIRST_EXTRA, EXTRA_SHARE * requests)
     assert requests == sum(of_epochs(report, "samples")) / 5 and report["retries"] == 0
     assert set(of_epochs(report, "bytes_received")) == set(
         of_epochs(report_of(tmp_path / "alone.json"), "bytes_received")

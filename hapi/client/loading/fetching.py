@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
-from hapi.client.transport.hedging import Measured
+from hapi.client.transport.hedging import ArrivingSeconds, Measured
 from hapi.client.transport.server_pool import Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
 from hapi.wire.frame_reader import FrameReader
@@ -76,6 +76,8 @@ class Fetcher:
         self._loading, self._line, self._closed = loading, line, closed
         self._receiver = Receiver(loading, closed)
         self._arrived, self._failed = arrived, failed
+        network = loading.traffic.network
+        self._arriving = ArrivingSeconds(lambda: network.seconds, loading.servers.received_bytes)
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="hapi-window-decode")
         self.refused: int | None = None
         """The split that a server said its device has no memory for."""
@@ -99,7 +101,7 @@ class Fetcher:
             kind=part.batch.job.split,
             samples=lambda: len(part.rows) - part.next,
             second=partial(self._second, part) if part.batch.job.split else None,
-            arriving_seconds=lambda: self._loading.traffic.network.seconds,
+            arriving_seconds=self._arriving,
         )
         try:
             received = self._loading.servers.run(

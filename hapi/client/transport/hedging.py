@@ -29,6 +29,34 @@ SPARE_SECONDS = 10.0
 """Seconds without a request after which the thread that watches ends."""
 
 
+class ArrivingSeconds:
+    """Seconds in which any answer was arriving, as a link delays all. Thread-safe.
+
+    An answer that has begun and stands still is not arriving, however long it does: between two calls in which no byte
+    came nothing counts.
+    """
+
+    def __init__(self, begun: Callable[[], float], received: Callable[[], int | None]) -> None:
+        """Count from now on.
+
+        Args:
+            begun: seconds so far in which an answer had begun and was not whole.
+            received: bytes that have arrived so far; None where the system does not tell.
+        """
+        self._begun, self._received = begun, received
+        self._lock = threading.Lock()
+        self._bytes, self._counted, self._seconds = received(), begun(), 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        with self._lock:
+            nbytes, begun = self._received(), self._begun()
+            if nbytes is None or nbytes != self._bytes:
+                self._seconds += begun - self._counted
+            self._bytes, self._counted = nbytes, begun
+            return self._seconds
+
+
 @dataclass(eq=False, kw_only=True)
 class Measured:
     """A request whose time tells how fast a server is."""
