@@ -19,8 +19,8 @@ JOB = (
     "--cache", "off",
 )  # fmt: skip
 SERVER = ("--cos-batch", "5")
-HELD, SECONDS = (12, 24), 5.0
-"""Beginnings of answers that are held back, and for how long."""
+HELD, SECONDS = (22, 40), 5.0
+"""Beginnings of answers that are held back, once enough answers tell how long one waits; and for how long."""
 BEGINNING = 1 << 16
 """Bytes that only the beginning of an answer with features has at once."""
 
