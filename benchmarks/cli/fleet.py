@@ -15,7 +15,7 @@ def _fleet(args: argparse.Namespace) -> Outcome:
     from benchmarks.fleet.bed import FleetBed
     from benchmarks.fleet.cells import cells
     from benchmarks.fleet.engine import measure_cells
-    from benchmarks.fleet.page import cell_lines, page, verdict
+    from benchmarks.fleet.page import cell_lines, page, summary_lines, verdict
     from benchmarks.fleet.whole import PARTS, document_of, simulate_parts
     from benchmarks.testbed.cells import Results, read
     from benchmarks.testbed.conditions import conditions, recorded_conditions
@@ -37,7 +37,7 @@ def _fleet(args: argparse.Namespace) -> Outcome:
     document = document_of(records, recorded_conditions(records), tell)
     if args.page:
         write_whole(args.page, page(document, Path(args.json).name if args.json else args.results), "--page")
-    table = [*cell_lines(document), verdict(document)]
+    table = [*cell_lines(document), verdict(document)] if document["cells"] else summary_lines(document)
     return Outcome(table=table, conditions=document["conditions"], document=document)
 
 
@@ -48,7 +48,7 @@ BENCHMARKS = (
         options=(
             option(
                 "--part",
-                "of bed, herd, knees, scale; may be repeated (default all; bed needs root)",
+                "of bed, herd, knees, sizing, faults, racks, crowd; may be repeated (default all; bed needs root)",
                 action="append",
                 metavar="PART",
             ),

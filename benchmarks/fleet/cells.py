@@ -12,6 +12,8 @@ MODEL, FREEZE, SIDE = "resnet18", 4, 64
 BS = 8
 SAMPLES = 512
 CORES = 2.0
+WARM_UP, MEASURED = 10.0, 20.0
+"""Seconds of each cell, on the bed and in the simulator: an answer of a link that all share takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +67,8 @@ def cells() -> list[FleetCell]:
     return found
 
 
-def fleet_of(cell: FleetCell, seconds: float = 24.0, warm_up: float = 6.0) -> Fleet:
-    """Return the cell as the simulator has it: all processes share the machine's cores.
-
-    Args:
-        cell: of the test bed.
-        seconds: simulated time.
-        warm_up: of it.
-    """
+def fleet_of(cell: FleetCell) -> Fleet:
+    """Return the cell as the simulator has it: all processes share the machine's cores."""
     servers = tuple(
         ServerGroup(
             name=f"server{number}", bandwidth=rate, machine="machine",
@@ -89,7 +85,7 @@ def fleet_of(cell: FleetCell, seconds: float = 24.0, warm_up: float = 6.0) -> Fl
         trainers=(trainers,),
         links=() if cell.shared is None else (SharedLink(name="shared", bandwidth=cell.shared),),
         machines=(SharedMachine(name="machine", cores=CORES),),
-        seconds=seconds,
-        warm_up=warm_up,
+        seconds=WARM_UP + MEASURED,
+        warm_up=WARM_UP,
         tenants="one",
     )

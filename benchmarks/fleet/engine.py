@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.bed import FleetBed
-from benchmarks.fleet.cells import BS, FREEZE, MODEL, SAMPLES, SIDE, FleetCell
+from benchmarks.fleet.cells import BS, FREEZE, MEASURED, MODEL, SAMPLES, SIDE, WARM_UP, FleetCell
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.tiers import BenchClient, start_server
 from hapi.units import format_duration
 
-WARM_UP, MEASURED = 3.0, 9.0
-"""Seconds of each cell."""
 Tell = Callable[[str], None]
 
 

@@ -1,12 +1,13 @@
-"""``benchmarks fleet``, the simulated part: herds of planners, knees, and fleets of up to 10,000 trainers.
+"""``benchmarks fleet``, simulated: herds of planners and knees of small fleets; :mod:`benchmarks.fleet.sizes` has large ones.
 
 Profiles are those of the kept sweep (:func:`benchmarks.keep.grid.recorded`), of servers and trainers with a core each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ REACTIONS: Mapping[str, Reaction] = {
 }
 HERD_TRAINERS, HERD_SERVERS, HERD_SECONDS, HERD_LINK = 24, 2, 160.0, 200e6
 NARROW_FROM, NARROW_FOR, NARROW = 60.0, 50.0, 0.25
-SCALES = ((1, 10), (10, 100), (100, 1000), (1000, 10_000))
-Tell = Callable[[str], None]
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Callable[[], Row]]]
+"""Rows of a part, each with a key unlike all others', made when it is called."""
 
 
 def profiles(model: str, samples: int = 6400) -> Profiles:
@@ -63,20 +65,19 @@ def profiles(model: str, samples: int = 6400) -> Profiles:
     return {"trainers": (replace(profile, samples=stored, server_tier=server, client_tier=client), job)}
 
 
-def herd(tell: Tell) -> list[dict[str, Any]]:
+def herd() -> Rows:
     """Let all planners react to one link that all answers share, which becomes narrow for a while.
 
     Returns:
         A row for each way of reacting, and for each fixed split.
     """
-    rows, known = [], profiles("resnet18")
+    known = profiles("resnet18")
     profile, _ = known["trainers"]
     for split in sorted({0, profile.freeze, profile.last_split}):
-        rows.append(_herd_row(f"split {split}", _herd_fleet(split, Reaction()), known, fixed=True))
+        name = f"split {split}"
+        yield name, partial(_herd_row, name, _herd_fleet(split, Reaction()), known, fixed=True)
     for name, reaction in REACTIONS.items():
-        tell(f"herd: {name}")
-        rows.append(_herd_row(name, _herd_fleet("auto", reaction), known, fixed=False))
-    return rows
+        yield name, partial(_herd_row, name, _herd_fleet("auto", reaction), known, fixed=False)
 
 
 def _herd_fleet(split: Any, reaction: Reaction) -> Fleet:
@@ -97,7 +98,7 @@ def _herd_fleet(split: Any, reaction: Reaction) -> Fleet:
     )
 
 
-def _herd_row(name: str, fleet: Fleet, known: Profiles, *, fixed: bool) -> dict[str, Any]:
+def _herd_row(name: str, fleet: Fleet, known: Profiles, *, fixed: bool) -> Row:
     found = replay(fleet, known)
     batches = sum(group.samples for group in found.trainers) / BS
     return {
@@ -120,30 +121,28 @@ def moved(splits: Sequence[tuple[float, Mapping[int, int]]]) -> float:
     return largest
 
 
-def knees(tell: Tell) -> list[dict[str, Any]]:
-    """Return the throughput of 16 trainers over the servers, for each model and link."""
-    rows = []
+def knees() -> Rows:
+    """Return the throughput of the same trainers over the servers, for each model and link."""
     for model in MODELS:
-        known = profiles(model)
         for link in SERVER_LINKS:
-            tell(f"knees: {model}, {link / 1e9:g} Gbit/s")
-            rates, splits = {}, {}
-            for count in KNEE_SERVERS:
-                found = replay(_knee_fleet(count, link), known)
-                rates[count] = found.samples_per_second
-                splits[count] = usual_split(found)
-            knee = next(count for count in KNEE_SERVERS if rates[count] >= ENOUGH * max(rates.values()))
-            rows.append(
-                {
-                    "model": model,
-                    "link": link,
-                    "rates": {str(count): rate for count, rate in rates.items()},
-                    "splits": {str(count): split for count, split in splits.items()},
-                    "knee": knee,
-                    "per_trainer": knee / KNEE_TRAINERS,
-                }
-            )
-    return rows
+            yield f"{model}/{link / 1e6:g}", partial(_knee, model, link)
+
+
+def _knee(model: str, link: float) -> Row:
+    known, rates, splits = profiles(model), dict[int, float](), dict[int, int]()
+    for count in KNEE_SERVERS:
+        found = replay(_knee_fleet(count, link), known)
+        rates[count] = found.samples_per_second
+        splits[count] = usual_split(found)
+    knee = next(count for count in KNEE_SERVERS if rates[count] >= ENOUGH * max(rates.values()))
+    return {
+        "model": model,
+        "link": link,
+        "rates": {str(count): rate for count, rate in rates.items()},
+        "splits": {str(count): split for count, split in splits.items()},
+        "knee": knee,
+        "per_trainer": knee / KNEE_TRAINERS,
+    }
 
 
 def _knee_fleet(count: int, link: float) -> Fleet:
@@ -164,57 +163,3 @@ def usual_split(found: Replayed) -> int:
     """Return the split of the largest number of batches."""
     (group,) = found.trainers
     return max(group.splits, key=lambda split: group.splits[split], default=-1)
-
-
-def scale(tell: Tell) -> list[dict[str, Any]]:
-    """Return what ever larger fleets of one kind do, and how long that takes to simulate; at first also finely."""
-    rows = []
-    for servers, trainers in SCALES:
-        fleet = _scale_fleet(servers, trainers)
-        # Link rates once in 20 ms: an exact solution at every change is too slow for thousands of transfers.
-        coarse = replace(fleet, detail="requests", settle=0.02)
-        fine = [fleet] if trainers <= 100 else []
-        for one in (*fine, coarse):
-            found = replay(one, profiles("resnet18", samples=1 << 20))
-            (group,) = found.trainers
-            rows.append(
-                {
-                    "servers": servers,
-                    "trainers": trainers,
-                    "coarse": one.settle > 0,
-                    "samples_per_second": found.samples_per_second,
-                    "stalled": group.stalled,
-                    "latency": group.latency.to_json(),
-                    "wait": found.servers[0].wait.to_json(),
-                    "processors": found.servers[0].processors,
-                    "changes": group.changes,
-                    "wall_seconds": found.wall_seconds,
-                }
-            )
-            tell(f"scale: {servers} servers, {trainers} trainers in {found.wall_seconds:.0f} s")
-    return rows
-
-
-def _scale_fleet(servers: int, trainers: int) -> Fleet:
-    return Fleet(
-        servers=(ServerGroup(name="servers", count=servers, bandwidth=1e9),),
-        trainers=(
-            TrainerGroup(
-                name="trainers",
-                profile=Path("recorded"),
-                count=trainers,
-                servers=min(servers, 4),
-                bandwidth=100e6,
-                in_flight=1,
-                spread=2.0,
-            ),
-        ),
-        events=(
-            FleetEvent(what="fail", name="servers", at=12.0, seconds=4.0, count=max(1, servers // 100)),
-            FleetEvent(what="slow", name="servers", at=8.0, count=max(1, servers // 100)),
-        )
-        if servers > 1
-        else (),
-        seconds=20.0,
-        warm_up=6.0,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.fleet import sizes
 from benchmarks.fleet.experiments import ENOUGH, KNEE_TRAINERS
 
 GOALS = {"median": 0.05, "worst": 0.10}
@@ -18,8 +19,21 @@ def page(document: Mapping[str, Any], name: str) -> str:
         document: of the benchmark.
         name: file of the same document.
     """
-    parts = (_head(document, name), _cells(document), _knees(document), _herd(document), _scale(document))
+    parts = (
+        _head(document, name), _cells(document), _sizing(document), _knees(document), _faults(document),
+        _racks(document), _herd(document), _crowd(document),
+    )  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def summary_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the fleets that were simulated, a line each."""
+    return [
+        f"{row['trainers']} trainers, {row['servers']} servers: {row['samples_per_second']:.0f} samples/s, "
+        f"{row['stalled']:.0%} stalled, {row['requests']} requests in {row['wall_seconds']:g} s"
+        for part in ("sizing", "faults", "racks", "crowd")
+        for row in document[part]
+    ]
 
 
 def cell_lines(document: Mapping[str, Any]) -> list[str]:
@@ -59,6 +73,8 @@ def _head(document: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _cells(document: Mapping[str, Any]) -> list[str]:
+    if not document["cells"]:
+        return []
     how = (
         f"Bed: {document['test_bed']}. Real `hapi-server` processes, and real sessions whose step is a pause; "
         f"{document['job']}. Samples per second of all trainers."
@@ -120,28 +136,121 @@ def _herd(document: Mapping[str, Any]) -> list[str]:
         for row in rows
         if not row["fixed"]
     ]
-    return [*lines, "", *document.get("herd_notes", [])]
+    return lines
 
 
-def _scale(document: Mapping[str, Any]) -> list[str]:
-    if not document["scale"]:
+def _sizing(document: Mapping[str, Any]) -> list[str]:
+    rows = document["sizing"]
+    if not rows:
         return []
     how = (
-        "Simulated: 20 s, of which 14 count; 1 Gbit/s a server, 100 Mbit/s a trainer, which knows four servers drawn "
-        "by chance. One server in 100 fails for 4 s, one is ten times as slow. Coarse: a request is one frame, and the "
-        "links' rates are found once in 20 ms."
+        f"Simulated: {sizes.MODEL}, batches of 64, every planner on its own; {document['machines']}; 1 Gbit/s a server, "
+        f"100 Mbit/s a trainer, which knows {sizes.KNOWN} servers drawn by chance; 20 s after 10. Coarse: a request is "
+        f"one frame, and links' rates are found once in 20 ms. Bold: the fewest servers with {ENOUGH:.0%} of the largest "
+        "rate of as many trainers: what a fleet of that demand should hold."
     )
-    names = (
-        "servers", "trainers", "", "samples/s", "stalled", "request p50, p99, s", "wait for a slot p50, p99, s", "CPU",
-        "changes", "simulated in, s",
+    largest: dict[int, float] = {}
+    for row in rows:
+        largest[row["trainers"]] = max(largest.get(row["trainers"], 0.0), row["samples_per_second"])
+    enough: dict[int, int] = {}
+    for row in rows:
+        if row["samples_per_second"] >= ENOUGH * largest[row["trainers"]]:
+            enough[row["trainers"]] = min(enough.get(row["trainers"], row["servers"]), row["servers"])
+    return [
+        "## What a demand needs",
+        "",
+        how,
+        "",
+        *_table(
+            ("trainers", "servers", "samples/s", "of the largest", "stalled", "request p50, p99, s", "slot p99, s",
+             "CPU", "split"),
+            [
+                (
+                    str(row["trainers"]),
+                    f"**{row['servers']}**" if enough[row["trainers"]] == row["servers"] else str(row["servers"]),
+                    f"{row['samples_per_second']:.0f}",
+                    f"{row['samples_per_second'] / largest[row['trainers']]:.0%}",
+                    f"{row['stalled']:.0%}",
+                    _both(row["latency"]),
+                    f"{row['wait']['p99']:.2f}",
+                    f"{row['processors']:.0%}",
+                    str(row["split"]),
+                )
+                for row in rows
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _faults(document: Mapping[str, Any]) -> list[str]:
+    rows = document["faults"]
+    if not rows:
+        return []
+    how = (
+        f"Simulated: {sizes.FAULT_TRAINERS} trainers, {sizes.FAULT_SERVERS} servers, the {sizes.FAULT_FOR:g} s in which "
+        "it lasts; an answer that breaks goes on elsewhere."
+    )
+    return ["## Failures and stragglers", "", how, "", *_changed(rows, "name")]
+
+
+def _racks(document: Mapping[str, Any]) -> list[str]:
+    rows = document["racks"]
+    if not rows:
+        return []
+    how = "Simulated: the same fleet, all answers over one link with so much of 100 Mbit/s for each trainer."
+    return ["## A link that all share", "", how, "", *_changed(rows, "share")]
+
+
+def _changed(rows: Sequence[Mapping[str, Any]], first: str) -> list[str]:
+    usual = rows[0]["samples_per_second"]
+    return _table(
+        (first, "samples/s", "share", "slowest", "stalled", "request p50, p99, s", "retries", "split"),
+        [
+            (
+                str(row[first]), f"{row['samples_per_second']:.0f}", f"{row['samples_per_second'] / usual:.1%}",
+                f"{row['slowest']:.1f}", f"{row['stalled']:.0%}", _both(row["latency"]), str(row["retries"]),
+                str(row["split"]),
+            )
+            for row in rows
+        ],
     )  # fmt: skip
-    lines = ["## Up to 10,000 trainers", "", how, "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for row in document["scale"]:
-        seconds = [f"{row[name]['p50']:.3f}, {row[name]['p99']:.3f}" for name in ("latency", "wait")]
-        fields = (
-            row["servers"], row["trainers"], "coarse" if row["coarse"] else "fine", f"{row['samples_per_second']:.0f}",
-            f"{row['stalled']:.0%}", *seconds, f"{row['processors']:.0%}", row["changes"],
-            f"{row['wall_seconds']:.0f}",
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, fields))} |")
-    return lines
+
+
+def _crowd(document: Mapping[str, Any]) -> list[str]:
+    rows = document["crowd"]
+    if not rows:
+        return []
+    how = (
+        f"Simulated: {sizes.CROWD_SECONDS:g} s; one link with half of what all trainers could take, from "
+        f"{sizes.NARROW_FROM:g} s on {sizes.NARROW:.0%} of that for {sizes.NARROW_FOR:g} s. Share: of the best way "
+        "of reacting."
+    )
+    best = {
+        row["trainers"]: max(r["samples_per_second"] for r in rows if r["trainers"] == row["trainers"])
+        for row in rows
+    }
+    return [
+        "## Thousands of planners at once",
+        "",
+        how,
+        "",
+        *_table(
+            ("trainers", "a change is made", "samples/s", "share", "changes in 100 batches", "moved"),
+            [
+                (
+                    str(row["trainers"]), row["name"], f"{row['samples_per_second']:.0f}",
+                    f"{row['samples_per_second'] / best[row['trainers']]:.1%}",
+                    f"{row['changes_per_100_batches']:.2f}", f"{row['moved']:.0%}",
+                )
+                for row in rows
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _both(quantiles: Mapping[str, float]) -> str:
+    return f"{quantiles['p50']:.2f}, {quantiles['p99']:.2f}"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows)]

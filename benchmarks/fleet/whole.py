@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.fleet.cells import BS, FREEZE, MODEL, FleetCell, cells, fleet_of
@@ -16,24 +17,37 @@ from benchmarks.fleet.experiments import (
     NARROW,
     NARROW_FOR,
     NARROW_FROM,
+    Rows,
     herd,
     knees,
-    scale,
-)  # fmt: skip
+)
+from benchmarks.fleet.sizes import crowd, faults, racks, sizing
 from benchmarks.testbed.cells import Results
 from hapi.cluster.simulation.calibrate import Calibration, ObservedRun, calibrate, samples_per_second
 from hapi.errors import UsageError
 from hapi.profiler.profile import Job, Profile
+from hapi.units import format_duration
 
-PARTS = ("bed", "herd", "knees", "scale")
+SIMULATED: Mapping[str, Callable[[], Rows]] = {
+    "herd": herd, "knees": knees, "sizing": sizing, "faults": faults, "racks": racks, "crowd": crowd,
+}  # fmt: skip
+PARTS = ("bed", *SIMULATED)
 
 
 def simulate_parts(results: Results, parts: Sequence[str], tell: Tell) -> None:
-    """Simulate the parts that are wanted, and that ``results`` does not have."""
-    have = {record["kind"] for record in results.records}
-    for name, part in (("herd", herd), ("knees", knees), ("scale", scale)):
-        if name in parts and name not in have:
-            results.add({"kind": name, "rows": part(tell)})
+    """Simulate the rows of the parts that are wanted, as far as ``results`` does not have them."""
+    have = {(record["kind"], record.get("key")) for record in results.records}
+    todo = [
+        (name, key, row)
+        for name, part in SIMULATED.items()
+        if name in parts
+        for key, row in part()
+        if (name, key) not in have
+    ]
+    for number, (name, key, row) in enumerate(todo):
+        began = time.monotonic()
+        results.add({"kind": name, "key": key, "row": row()})
+        tell(f"{number + 1} of {len(todo)}: {name} {key} in {format_duration(time.monotonic() - began)}")
 
 
 def calibrated(records: Sequence[Mapping[str, Any]], tell: Tell) -> tuple[Calibration, list[FleetCell]]:
@@ -71,29 +85,35 @@ def document_of(
     records: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any], tell: Tell
 ) -> dict[str, Any]:
     """Return everything that was found, for the JSON and the page."""
-    found, chosen = calibrated(records, tell)
-    held = [error for error in found.errors if error.hold_out]
-    sizes = [abs(error.error) for error in held] or [0.0]
-    rows = [
-        {**vars(cell), "measured": error.observed, "simulated": error.simulated, "error": error.error}
-        for cell, error in zip(chosen, found.errors, strict=True)
-    ]
-    parts = {record["kind"]: record["rows"] for record in records if record["kind"] in PARTS}
+    rows = {name: [r["row"] for r in records if r["kind"] == name] for name in SIMULATED}
+    bed = _bed_part(records, tell) if any(record["kind"] == "cell" for record in records) else {}
     return {
         "benchmark": "fleet",
-        "job": f"{MODEL} at 64 px cut at layer {FREEZE}, 64 KiB a sample, batches and requests of {BS}",
         "machines": "a core each, as in the kept sweep",
         "herd_fleet": f"{HERD_TRAINERS} trainers of resnet18, {HERD_SERVERS} servers, "
         f"{HERD_LINK / 1e6:g} Mbit/s shared by all, "
         f"{NARROW:.0%} of it from {NARROW_FROM:g} to {NARROW_FROM + NARROW_FOR:g} of {HERD_SECONDS:g} s; each trainer "
         "begins with the plan of one that is alone",
+        "cells": [],
+        **bed,
+        **rows,
+        "conditions": conditions,
+        "test_bed": conditions.get("test_bed", ""),
+    }
+
+
+def _bed_part(records: Sequence[Mapping[str, Any]], tell: Tell) -> dict[str, Any]:
+    """The cells that were measured beside their replays."""
+    found, chosen = calibrated(records, tell)
+    held = [error for error in found.errors if error.hold_out]
+    sizes = [abs(error.error) for error in held] or [0.0]
+    return {
+        "job": f"{MODEL} at 64 px cut at layer {FREEZE}, 64 KiB a sample, batches and requests of {BS}",
         "overhead": found.overhead,
         "efficiency": found.efficiency,
         "held_out": {"count": len(held), "median": statistics.median(sizes), "worst": max(sizes)},
-        "cells": rows,
-        "knees": parts.get("knees", []),
-        "herd": parts.get("herd", []),
-        "scale": parts.get("scale", []),
-        "conditions": conditions,
-        "test_bed": conditions.get("test_bed", ""),
+        "cells": [
+            {**vars(cell), "measured": error.observed, "simulated": error.simulated, "error": error.error}
+            for cell, error in zip(chosen, found.errors, strict=True)
+        ],
     }

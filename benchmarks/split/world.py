@@ -46,9 +46,9 @@ class World:
         self.counts: dict[int, SplitCounts] = {}
         self._forwards: list[Forward] = []
 
-    def snapshot(self) -> Snapshot:
-        """All sums so far, by split."""
-        return dict(self.counts)
+    def snapshot(self, split: int | None = None) -> Snapshot:
+        """All sums so far, by split; or those of ``split`` alone."""
+        return {s: counts for s, counts in self.counts.items() if split in (None, s)}
 
     def take_forwards(self) -> list[Forward]:
         """The forward passes of the requests since last asked."""

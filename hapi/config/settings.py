@@ -136,6 +136,8 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     prefix: str = "",
+    *,
+    flags: bool = True,
 ) -> Loaded[T]:
     """Fill ``cls`` from a YAML file, the environment and flags.
 
@@ -147,6 +149,7 @@ def load(
         environ: environment variables.
         prefix: a setting without a variable of its own is read from that of its name after it, see
             :func:`variable_of`.
+        flags: each setting has a flag, which the message of a missing one names.
 
     Raises:
         ConfigError: an error in the file (``exp.yaml:3:3: unknown key ...``).
@@ -164,7 +167,7 @@ def load(
             raise UsageError(f"there is no setting {name!r}{suggestion(name, known)}")
         if value is not None:
             given[name] = (flag_of(name), node_of(value, quoted=False))
-    reader = SettingsReader("settings" if path is None else str(path))
+    reader = SettingsReader("settings" if path is None else str(path), flags=flags)
     value = reader.read(cls, None if path is None else _compose(Path(path)), given)
     return Loaded(value=value, origins=reader.origins)
 

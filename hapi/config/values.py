@@ -75,13 +75,20 @@ class _SettingName:
 class SettingsReader:
     """Reads one settings class, and remembers the origin of every value in ``origins``."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, *, flags: bool = True) -> None:
+        """``flags``: settings that are not in a list have a flag each."""
+        self.source, self._flags = source, flags
         self.origins: dict[str, str] = {}
         self._values = 0
 
     def read(
-        self, cls: Any, node: yaml.Node | None, given: Mapping[str, tuple[str, yaml.Node]], prefix: str = ""
+        self,
+        cls: Any,
+        node: yaml.Node | None,
+        given: Mapping[str, tuple[str, yaml.Node]],
+        prefix: str = "",
+        *,
+        listed: bool = False,
     ) -> Any:
         """Return an instance of a settings class.
 
@@ -90,6 +97,7 @@ class SettingsReader:
             node: the YAML mapping; None or null: empty.
             given: origin and value by name, from flags and the environment; they win over the file.
             prefix: of dotted names.
+            listed: it is one of several, so that its settings have no flags.
         """
         entries = self._entries(cls, node, prefix)
         chosen: dict[str, Any] = {}
@@ -111,6 +119,9 @@ class SettingsReader:
                 chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _SettingName(name, None))
                 self.origins[name] = self._where(entries[f.name])
             if f.required and f.name not in chosen:
+                if listed or not self._flags:
+                    where = self.source if node is None else self._where(node)
+                    raise ConfigError(f"{where}: {name!r} is missing; set it in the file")
                 variable = f" or {f.rule.env}" if f.rule.env else ""
                 raise UsageError(
                     f"{self.source}: {name!r} is missing; set it in the file or with {flag_of(name)}{variable}"
@@ -123,7 +134,7 @@ class SettingsReader:
     def read_each(self, cls: Any, node: yaml.Node | None) -> dict[str, Any]:
         """Instances of ``cls`` by the names under which they stand in ``node`` (None or null: none)."""
         entries = self._named(node, _SettingName("", None), "'name: settings' blocks")
-        return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
+        return {name: self.read(cls, value, {}, f"{name}.", listed=True) for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
         known = {f.name: f.name for f in settings_fields(cls)} | other_names(cls)
@@ -240,7 +251,7 @@ class SettingsReader:
         return tuple(
             self._value(item, k, rule, setting)
             if (nested := settings_class(k)) is None
-            else self.read(nested, item, {}, f"{setting.name}.")
+            else self.read(nested, item, {}, f"{setting.name}.", listed=True)
             for item, k in zip(items, kinds, strict=True)
         )
 

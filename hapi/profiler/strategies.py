@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hapi.errors import DeviceMemoryError, UsageError
 from hapi.profiler.cost import Estimate, estimate, largest_batch
@@ -172,8 +173,10 @@ def choices(profile: Profile, job: Job) -> dict[str, int | None]:
     return found
 
 
-def _estimates(profile: Profile, job: Job) -> list[Estimate]:
-    return [estimate(profile, job, split) for split in range(profile.last_split + 1)]
+@lru_cache(maxsize=32)
+def _estimates(profile: Profile, job: Job) -> Sequence[Estimate]:
+    """Estimates of all splits; kept, since simulated trainers begin with equal profiles."""
+    return tuple(estimate(profile, job, split) for split in range(profile.last_split + 1))
 
 
 def _fits(job: Job, candidate: Estimate) -> bool:

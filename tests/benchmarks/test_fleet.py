@@ -44,6 +44,11 @@ def a_document() -> dict[str, Any]:
     }  # fmt: skip
     herd = {"samples_per_second": 10.0, "changes_per_100_batches": 1.0, "moved": 0.5}
     quantiles = {"p50": 0.1, "p99": 0.2}
+    row = {
+        "name": "as usual", "share": 0.5, "trainers": 10, "servers": 2, "samples_per_second": 50.0, "slowest": 4.0,
+        "stalled": 0.1, "latency": quantiles, "wait": quantiles, "processors": 0.5, "retries": 3, "split": 4,
+        "changes_per_100_batches": 1.5, "moved": 0.25, "requests": 20, "wall_seconds": 2.0,
+    }  # fmt: skip
     return {
         "conditions": {"date": "2026-11-25T20:00:00", "processor": "P", "cores": 2, "load_at_start": 1},
         "test_bed": "a bed", "job": "a job", "machines": "machines", "herd_fleet": "a herd",
@@ -53,12 +58,7 @@ def a_document() -> dict[str, Any]:
             {"model": "m", "link": 1e9, "rates": {"1": 5.0}, "splits": {"1": 3}, "knee": 1, "per_trainer": 0.06}
         ],
         "herd": [{"name": "split 1", "fixed": True, **herd}, {"name": "at once", "fixed": False, **herd}],
-        "scale": [
-            {
-                "servers": 1, "trainers": 10, "coarse": True, "samples_per_second": 5.0, "stalled": 0.1,
-                "latency": quantiles, "wait": quantiles, "processors": 0.5, "changes": 1, "wall_seconds": 2.0,
-            }
-        ],
+        "sizing": [row], "faults": [row], "racks": [row], "crowd": [row],
     }  # fmt: skip
 
 
@@ -67,7 +67,9 @@ def test_the_page_has_a_row_for_everything() -> None:
     for said in (
         "| 2 | 4 | 24, one 6 | 50 | 100.0 | 104.0 | +4.0% |",
         "| at once | 100.0% |",
-        "| 1 | 10 | coarse |",
+        "| 10 | **2** | 50 | 100% |",
+        "| as usual | 50 | 100.0% | 4.0 |",
+        "| 10 | as usual | 50 | 100.0% | 1.50 | 25% |",
     ):
         assert said in text
     assert "median 4.0% (goal 5%: met), worst 20.0% (goal 10%: missed)" in verdict(a_document())

@@ -53,6 +53,9 @@ def test_a_replay_as_json(fleet: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("before", "after", "said"),
     [
         ("count: 2", "cuont: 2", "fleet.yaml:4:19: unknown key"),
+        ("servers:\n  - {name: store, count: 2, bandwidth: 800kbps, link: wide}\n", "",
+         "fleet.yaml:1:1: 'servers' is missing; set it in the file\n"),
+        ("{name: store, count", "{count", "fleet.yaml:4:5: 'servers.name' is missing; set it in the file\n"),
         ("split: 1", "split: 7", "split is 7, the last of"),
         ("profile: profile.json", "profile: gone.json", "gone.json"),
         ("link: wide", "link: thin", "servers: store: link: there is no 'thin'"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
-import numpy as np
 import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.cluster.simulation.admission import SimulatedAdmission
-from hapi.cluster.simulation.network import PATH, UNLIMITED, Network, fair_rates
+from hapi.cluster.simulation.network import UNLIMITED, Network, fair_rates
 from hapi.cluster.simulation.processors import Processors
 from hapi.errors import BusyError
 from hapi.server.scheduling.fair_queue import Tenant
@@ -64,9 +63,8 @@ def ends_of(env: simpy.Environment, events: list[simpy.Event]) -> list[float]:
 )
 @settings(max_examples=60, deadline=None)
 def test_rates_are_max_min_fair(paths: list[list[int]], limits: list[float]) -> None:
-    table = np.array([[*path, *[0] * (PATH - len(path))] for path in paths], dtype=np.int64)
-    capacity = np.array([UNLIMITED, *limits])
-    rates = fair_rates(table, capacity)
+    capacity = [UNLIMITED, *limits]
+    rates = fair_rates([tuple(path) for path in paths], [1] * len(paths), capacity)
     for path, rate in zip(paths, rates, strict=True):
         fullest = False
         for link in path:
@@ -77,11 +75,18 @@ def test_rates_are_max_min_fair(paths: list[list[int]], limits: list[float]) -> 
         assert fullest, "each transfer has a full link on which none is faster"
 
 
+def test_transfers_of_one_bundle_share_alike() -> None:
+    paths, capacity = [(1, 2), (2,), (1,)], [UNLIMITED, 12.0, 40.0]
+    bundled = fair_rates(paths, [2, 3, 1], capacity)
+    each = fair_rates([(1, 2), (1, 2), (2,), (2,), (2,), (1,)], [1] * 6, capacity)
+    assert bundled == pytest.approx([each[0], each[2], each[5]]) and bundled[0] == pytest.approx(4.0)
+
+
 def test_a_transfer_takes_its_bytes_over_its_share() -> None:
     env = simpy.Environment()
     network = Network(env)
     shared, own = network.add_link(100.0), network.add_link(20.0)
-    ends = ends_of(env, [network.send([shared], 400.0)[1], network.send([own, shared], 60.0)[1]])
+    ends = ends_of(env, [network.send((shared,), 400.0).done, network.send((own, shared), 60.0).done])
     env.run()
     assert ends == pytest.approx([4.6, 3.0]), "20 and 80 a second, then 100 alone"
     assert network.carried[shared] == pytest.approx(460.0)
@@ -91,11 +96,12 @@ def test_a_broken_transfer_leaves_its_share() -> None:
     env = simpy.Environment()
     network = Network(env)
     link = network.add_link(10.0)
-    number, _ = network.send([link], 100.0)
-    ends = ends_of(env, [network.send([link], 100.0)[1]])
+    broken = network.send((link,), 100.0)
+    ends = ends_of(env, [network.send((link,), 100.0).done])
     env.run(until=4.0)
-    network.abort(number)
-    network.abort(number)
+    assert network.crossed(broken) == pytest.approx(20.0)
+    network.abort(broken)
+    network.abort(broken)
     env.run()
     assert ends == pytest.approx([12.0]) and network.carried[link] == pytest.approx(120.0)
 
@@ -109,7 +115,7 @@ def test_all_bytes_cross_whenever_rates_are_found(settle: float) -> None:
 
     def one(at: float, path: list[int], nbytes: float) -> simpy.events.ProcessGenerator:
         yield env.timeout(at)
-        yield network.send(path, nbytes)[1]
+        yield network.send(tuple(path), nbytes).done
 
     env.run(env.all_of([env.process(one(i / 10, *what)) for i, what in enumerate(sent)]))
     assert sum(network.carried[links]) == pytest.approx(2 * sum(nbytes for _, nbytes in sent))

@@ -13,11 +13,11 @@ from hapi.client.transport.stragglers import Outstanding, Stragglers
 
 SAMPLES = 8
 Choice = Callable[[Sequence[ServerLoad], float, int], ServerLoad]
-"""Chooses a server by the loads, the time and the request's number."""
+"""Chooses a server by the loads, the time and the number of requests before."""
 
 
 def by_answer_time(loads: Sequence[ServerLoad], now: float, number: int) -> ServerLoad:
-    return min(soonest(loads, 0, now), key=lambda load: load.in_flight)
+    return min(soonest(loads, 0, now, number), key=lambda load: load.in_flight)
 
 
 def by_flight(loads: Sequence[ServerLoad], now: float, number: int) -> ServerLoad:
@@ -71,7 +71,7 @@ class Fleet:
         self._waiting: list[deque[Sent]] = [deque() for _ in range(count)]
         self._running: list[Sent | None] = [None] * count
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._number = 0
+        self._number = self._chosen = 0
         for _ in range(1 if rate else window):
             self._later(0.0, self._want)
 
@@ -99,14 +99,15 @@ class Fleet:
         if self._rate:
             self._later(now + self._random.expovariate(self._rate), self._want)
         request = Wanted(now)
-        load = self._choose(self.loads, now, self.stragglers.sent)
+        load = self._choose(self.loads, now, self._chosen)
         self.stragglers.sent += 1
         self._send(request, load, SAMPLES, now)
         if self._hedged:
             self._look(request, now)
 
     def _send(self, request: Wanted, load: ServerLoad, samples: int, now: float) -> None:
-        load.begin(self.loads)
+        self._chosen += 1
+        load.begin(self._chosen)
         place = self.loads.index(load)
         request.sent.append(Sent(request, place, load.asked(0, samples, now)))
         self._waiting[place].append(request.sent[-1])

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from hapi.clocks import BusyClock
 from hapi.wire.frame_reader import HEAD_BYTES
@@ -134,8 +134,10 @@ class LinkMeter:
     filled up meanwhile. So the rate of a stretch is that of the bytes that followed, once they are enough.
     """
 
-    def __init__(self, arrived: Callable[[], int | None]) -> None:
-        self._arrived = arrived
+    def __init__(
+        self, arrived: Callable[[], int | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._arrived, self._clock = arrived, clock
         self._lock = threading.Lock()
         self._active = 0
         self._read = 0
@@ -166,14 +168,14 @@ class LinkMeter:
         with self._lock:
             kernel = self._arrived()
             if self._active and self._paused and self._flowing is None and kernel is not None:
-                self._flowing = (time.monotonic(), kernel)
+                self._flowing = (self._clock(), kernel)
 
     def end(self, nbytes: int) -> None:
         """Note that a payload has arrived, or never will; ``nbytes`` of it were read."""
         with self._lock:
             self._active -= 1
             self._read += nbytes
-            now = time.monotonic()
+            now = self._clock()
             self._ended = now
             if self._active == 0 or now - self._since >= RATE_SECONDS:
                 came, seconds = self._stretch(now)
@@ -185,7 +187,7 @@ class LinkMeter:
     def rates(self, since: float = 0.0) -> list[tuple[int, float]]:
         """Return (bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
         with self._lock:
-            return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
+            return _since(self._rates, since)
 
     def recent(self) -> float | None:
         """Bytes per second over the newest stretches; None before the first."""
@@ -197,7 +199,7 @@ class LinkMeter:
     def crossed(self, nbytes: int, seconds: float) -> None:
         """Note that ``nbytes``, which did not exist before, have crossed in at most ``seconds``."""
         with self._lock:
-            self._longest.append((time.monotonic(), nbytes, seconds))
+            self._longest.append((self._clock(), nbytes, seconds))
 
     def bounds(self, since: float = 0.0) -> list[tuple[int, float]]:
         """Return (bytes, upper bound of their seconds) of each :meth:`crossed` after ``since``.
@@ -205,10 +207,10 @@ class LinkMeter:
         A link that is faster than its readers shows in these only: its bytes are there before they look.
         """
         with self._lock:
-            return [(nbytes, seconds) for at, nbytes, seconds in self._longest if at > since]
+            return _since(self._longest, since)
 
     def _open(self) -> None:
-        self._since, self._before = time.monotonic(), (self._arrived(), self._read)
+        self._since, self._before = self._clock(), (self._arrived(), self._read)
         self._paused, self._flowing = False, None
 
     def _stretch(self, now: float) -> tuple[int, float]:
@@ -224,6 +226,12 @@ class LinkMeter:
         # The kernel's count if it told then and tells now, else what was read.
         count = self._read - read if before is None or kernel is None else kernel - before
         return count, now - self._since
+
+
+def _since(marks: deque[tuple[float, int, float]], since: float) -> list[tuple[int, float]]:
+    """Bytes and seconds of those marks that are later than ``since``; they are in the order of time."""
+    newest = list(takewhile(lambda mark: mark[0] > since, reversed(marks)))
+    return [(nbytes, seconds) for _, nbytes, seconds in reversed(newest)]
 
 
 class Arrival:

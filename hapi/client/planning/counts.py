@@ -187,8 +187,8 @@ class CostMeter(Protocol):
     def servers(self) -> Mapping[int, Tier]:
         """Resources of the servers of each split."""
 
-    def snapshot(self) -> Snapshot:
-        """Return all sums so far, by split."""
+    def snapshot(self, split: int | None = None) -> Snapshot:
+        """Return all sums so far, by split; or those of ``split`` alone, if it has any."""
 
     def take_forwards(self) -> Sequence[Forward]:
         """Return the servers' forward costs for each request answered since the last call."""

@@ -114,7 +114,7 @@ class DriftDetector:
 
         ``rates`` has the arrivals since the last batch, ``bounds`` upper bounds of some arrivals' seconds.
         """
-        now = self._meter.snapshot()
+        now = self._meter.snapshot(split)
         before, self._before = self._before, now
         observed = None
         if split == self._split:  # else the sums since the last batch are of another split, or of none

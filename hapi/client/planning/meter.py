@@ -102,13 +102,13 @@ class Meter:
         """Return the servers' forward costs for each request answered in this pass since the last call."""
         return [] if self._traffic is None else self._traffic.take_forwards()
 
-    def snapshot(self) -> Snapshot:
-        """Return all sums so far, by split."""
+    def snapshot(self, split: int | None = None) -> Snapshot:
+        """Return all sums so far, by split; or those of ``split`` alone, if it has any."""
         now, nothing = self._of_traffic(), SplitCounts()
-        sums = {s: self._past.get(s, nothing) + now.get(s, nothing) for s in self._past.keys() | now.keys()}
-        for split, own in self._own.items():
-            sums[split] = replace(sums.get(split, nothing), client=own)
-        return sums
+        counted = self._past.keys() | now.keys() | self._own.keys()
+        wanted = counted if split is None else counted & {split}
+        sums = {s: self._past.get(s, nothing) + now.get(s, nothing) for s in wanted}
+        return {s: replace(both, client=self._own.get(s, both.client)) for s, both in sums.items()}
 
     def _of_traffic(self) -> dict[int, SplitCounts]:
         """The sums of the pass that is under way."""

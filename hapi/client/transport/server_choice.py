@@ -43,18 +43,16 @@ class ServerLoad:
 
     in_flight: int = 0
     _idle_since: float = 0.0
-    _passed_over: int = 0
-    """Requests that went elsewhere since the last one."""
+    _chosen_before: int = 0
+    """Requests to all servers when this one was asked last."""
     _seconds: dict[int, float] = field(default_factory=dict)
     _samples: dict[int, float] = field(default_factory=dict)
     """Sums over the last answers, by kind of request; older ones count less."""
 
-    def begin(self, among: Sequence[ServerLoad] = ()) -> None:
-        """Count a request in flight, for which this server was chosen ``among`` several."""
-        for server in among:
-            server._passed_over += 1
+    def begin(self, chosen: int = 0) -> None:
+        """Count a request in flight, the one of number ``chosen`` to any server; 0 where these are not counted."""
         self.in_flight += 1
-        self._passed_over = 0
+        self._chosen_before = chosen
 
     def asked(self, kind: int, samples: int, now: float) -> Asked:
         """Return the note of a request that is sent now, and was counted already."""
@@ -88,18 +86,19 @@ class ServerLoad:
         """Return the seconds for a sample of this kind when nothing else is in flight; None: not known yet."""
         return self._seconds[kind] / self._samples[kind] if kind in self._samples else None
 
-    def expected(self, kind: int, quickest: float, now: float) -> float:
+    def expected(self, kind: int, quickest: float, now: float, chosen: int) -> float:
         """Return the seconds in which a sample of another request would come.
 
         Args:
             kind: of request.
             quickest: seconds for a sample of the quickest server.
             now: monotonic time.
+            chosen: requests to all servers so far.
         """
         known = self.sample_seconds(kind)
         excess = (NEW - 1) * quickest if known is None else known - quickest
         if known is not None and not self.in_flight:
-            idle, elsewhere = now - self._idle_since, self._passed_over
+            idle, elsewhere = now - self._idle_since, chosen - self._chosen_before
             excess *= 0.5 ** min(idle / DOUBT_SECONDS, elsewhere / DOUBT_REQUESTS)
         return (quickest + excess) * (self.in_flight + 1)
 
@@ -107,10 +106,17 @@ class ServerLoad:
 Load = TypeVar("Load", bound=ServerLoad)
 
 
-def soonest(servers: Sequence[Load], kind: int, now: float) -> list[Load]:
-    """Return the servers that are expected to answer a request of ``kind`` first, all that are about equal."""
+def soonest(servers: Sequence[Load], kind: int, now: float, chosen: int = 0) -> list[Load]:
+    """Return the servers that are expected to answer a request of ``kind`` first, all that are about equal.
+
+    Args:
+        servers: those that may be asked.
+        kind: of request.
+        now: monotonic time.
+        chosen: requests to all servers so far, these and others; 0 where they are not counted.
+    """
     known = [seconds for server in servers if (seconds := server.sample_seconds(kind)) is not None]
     quickest = min(known, default=1.0)
-    expected = {id(server): server.expected(kind, quickest, now) for server in servers}
+    expected = {id(server): server.expected(kind, quickest, now, chosen) for server in servers}
     smallest = min(expected.values())
     return [server for server in servers if expected[id(server)] <= AS_GOOD * smallest]

@@ -107,6 +107,7 @@ class ServerPool:
         self._servers = [Server(transport=t, name=_name_of(t.url)) for t in transports]
         self._left: list[Server] = []
         """Servers that are not asked any more."""
+        self._chosen = 0  # requests to any server so far
         self._retry_timeout = retry_timeout
         self._check = check
         self._lock = threading.Lock()
@@ -250,9 +251,7 @@ class ServerPool:
                     raise TransportError(f"{trouble.only}: it is not asked any more")
                 well = [s for s in candidates if s.well_at <= now]
                 if well:
-                    server = self._best(well, trouble, now)
-                    server.begin(self._servers)
-                    return server
+                    return self._begun(self._best(well, trouble, now))
                 pause = min(s.well_at for s in candidates) - now
             if trouble.error is not None:
                 if now + pause > self._give_up_at(trouble):
@@ -261,15 +260,22 @@ class ServerPool:
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
+    def _begun(self, server: Server) -> Server:
+        """Count a request that ``server`` was chosen for, and return it."""
+        self._chosen += 1
+        server.begin(self._chosen)
+        return server
+
     def _best(self, well: Sequence[Server], trouble: _Trouble, now: float) -> Server:
         """Return the one to ask: one that did not fail yet, by its answer's time and its place, or by its place."""
         fresh = [server for server in well if id(server) not in trouble.tried] or well
         places: dict[str, int] = {}
         if trouble.content:
-            names = {server.name for server in self._servers}
-            places = {name: place for place, name in enumerate(ranking(names, trouble.content))}
+            ranked = ranking((s.name for s in self._servers), trouble.content)
+            places = {name: place for place, name in enumerate(ranked)}
         if trouble.busy_first:
-            return min(soonest(fresh, trouble.kind, now), key=lambda s: (s.in_flight, places.get(s.name, 0)))
+            best = soonest(fresh, trouble.kind, now, self._chosen)
+            return min(best, key=lambda s: (s.in_flight, places.get(s.name, 0)))
         return min(fresh, key=lambda s: (places.get(s.name, 0), s.in_flight))
 
     def _sent(self, server: Server, measured: Measured | None) -> InFlight | None:
@@ -298,8 +304,7 @@ class ServerPool:
             if found is None:
                 return None
             self._stragglers.extra += 1
-            found.begin(self._servers)
-            return found, found.asked(request.asked.kind, outstanding.missing, now)
+            return self._begun(found), found.asked(request.asked.kind, outstanding.missing, now)
 
     def rescued(self, server: Server, asked: Asked | None, error: HapiError | None) -> None:
         """Note that a second request is over; see :meth:`Servers.rescued`."""

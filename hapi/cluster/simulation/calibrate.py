@@ -168,7 +168,7 @@ def calibrate(
 def load_runs(path: str) -> list[ObservedRun]:
     """Read the file of observed runs; :class:`UsageError` or :class:`ConfigError` in one line for what is wrong."""
     folder, found = Path(path).parent, []
-    for run in load(RunsFile, path).value.runs:
+    for run in load(RunsFile, path, flags=False).value.runs:
         fleet = load_fleet(str(folder / run.fleet))
         observed = Observation.load(str(folder / run.observed))
         if observed.bytes_per_second <= 0:

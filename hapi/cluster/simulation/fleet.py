@@ -166,7 +166,7 @@ def load_fleet(path: str, overrides: Mapping[str, Any] | None = None) -> Fleet:
         ConfigError: an error in the file, with its place.
         UsageError: an error in a flag, or groups that do not fit each other.
     """
-    return load(Fleet, path, overrides).value
+    return load(Fleet, path, overrides, flags=False).value
 
 
 def _by_name(what: str, named: Sequence[Named]) -> dict[str, Named]:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hapi.client.loading.link_stats import Forward, SplitTraffic
 from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts, Work
-from hapi.profiler.fit import Sizes, Tier
+from hapi.profiler.fit import Arrivals, Sizes, Tier
 from hapi.profiler.profile import Job, Profile
 from hapi.wire.report import RequestReport
 
 RECENT = 16
 """Answers among which every server that shares the requests has one, as for the client's own meter."""
+
+
+class BatchCost(NamedTuple):
+    """Cost of a batch that was trained."""
+
+    number: int
+    split: int
+    samples: int
+    suffix: float
+    """Seconds in its frozen layers."""
+    step: float
+    """Seconds in its trained ones."""
+    received: float
+    """CPU seconds of receiving it."""
 
 
 class SimulatedMeter:
@@ -34,7 +49,7 @@ class SimulatedMeter:
         count = max(1, len(set(self._answered)))
         return {split: replace(tier, count=count) for split, tier in self._tiers.items()}
 
-    def answered(self, split: int, samples: int, nbytes: float, report: RequestReport, began: float) -> None:
+    def answered(self, split: int, samples: int, nbytes: int, report: RequestReport, began: float) -> None:
         """Count an answered request.
 
         Args:
@@ -46,42 +61,36 @@ class SimulatedMeter:
         """
         traffic = self._traffic.setdefault(split, SplitTraffic())
         traffic.add(samples, report, began)
-        traffic.bytes_received += round(nbytes)
+        traffic.bytes_received += nbytes
         self._tiers[split] = Tier(**vars(report.tier))
         self._answered = [*self._answered, report.server][-RECENT:]
 
-    def batch(self, split: int, samples: int, suffix: float, step: float, received: float) -> None:
-        """Count a batch that was trained.
-
-        Args:
-            split: of the batch.
-            samples: in it.
-            suffix: seconds in its frozen layers.
-            step: seconds in its trained ones.
-            received: CPU seconds of receiving it.
-        """
+    def batch(self, cost: BatchCost) -> None:
+        """Count a batch that was trained."""
         more = ClientCounts(
             batches=1,
-            samples=samples,
-            process_cpu=suffix + step + received,
-            main_cpu=suffix + step,
-            suffix=Work(samples, suffix),
-            step=Work(samples, step),
+            samples=cost.samples,
+            process_cpu=cost.suffix + cost.step + cost.received,
+            main_cpu=cost.suffix + cost.step,
+            suffix=Work(cost.samples, cost.suffix),
+            step=Work(cost.samples, cost.step),
         )
-        self._own[split] = self._own.get(split, ClientCounts()).plus(more)
+        self._own[cost.split] = self._own.get(cost.split, ClientCounts()).plus(more)
 
     def take_forwards(self) -> Sequence[Forward]:
         """Return nothing: only profiling needs it, and a simulated trainer has a profile."""
         return ()
 
-    def snapshot(self) -> Snapshot:
-        """Return all sums so far, by split."""
-        found = {
-            split: SplitCounts(traffic=TrafficCounts.of(traffic)) for split, traffic in self._traffic.items()
-        }
-        for split, own in self._own.items():
-            found[split] = replace(found.get(split, SplitCounts()), client=own)
-        return found
+    def snapshot(self, split: int | None = None) -> Snapshot:
+        """Return all sums so far, by split; or those of ``split`` alone, if it has any."""
+        counted = self._traffic.keys() | self._own.keys()
+        return {s: self._counts(s) for s in (counted if split is None else counted & {split})}
+
+    def _counts(self, split: int) -> SplitCounts:
+        traffic, own = self._traffic.get(split), self._own.get(split, ClientCounts())
+        if traffic is None:
+            return SplitCounts(client=own)
+        return SplitCounts(client=own, traffic=TrafficCounts.of(_apart(traffic)))
 
 
 class Splits(Protocol):
@@ -94,8 +103,17 @@ class Splits(Protocol):
     def open(self, batch: int) -> int:
         """Return the split of batch number ``batch``, which opens."""
 
-    def done(self, batch: int, split: int, nbytes: float, seconds: float) -> None:
-        """Note that a batch was trained; since the last one ``nbytes`` came in ``seconds`` of the link."""
+    def answered(self, split: int, samples: int, nbytes: int, report: RequestReport, began: float) -> None:
+        """Count an answered request, as :meth:`SimulatedMeter.answered` does."""
+
+    def done(self, cost: BatchCost, rates: Arrivals, bounds: Arrivals) -> None:
+        """Note that a batch was trained.
+
+        Args:
+            cost: of the batch.
+            rates: (bytes, seconds) of arrivals since the last one.
+            bounds: upper bounds of the seconds of others.
+        """
 
 
 class FixedSplits:
@@ -111,9 +129,11 @@ class FixedSplits:
         """Return the only split."""
         return self._split
 
-    def done(self, batch: int, split: int, nbytes: float, seconds: float) -> None:
+    def answered(self, split: int, samples: int, nbytes: int, report: RequestReport, began: float) -> None:
         """Do nothing."""
-        return
+
+    def done(self, cost: BatchCost, rates: Arrivals, bounds: Arrivals) -> None:
+        """Do nothing."""
 
 
 class PlannedSplits:
@@ -123,7 +143,6 @@ class PlannedSplits:
         self,
         profile: Profile,
         job: Job,
-        meter: SimulatedMeter,
         *,
         hysteresis: float | None = None,
         holds: bool = True,
@@ -136,7 +155,6 @@ class PlannedSplits:
         Args:
             profile: of the servers together, see :func:`hapi.cluster.simulation.costs.together`.
             job: the training.
-            meter: counts the batches' costs.
             hysteresis: part of an epoch's seconds that another split must gain; None: the client's own.
             holds: keep a split for some batches, longer if it changes often.
             smoothing: weight of the newest batch in the link's rate that the planner sees; 1: the rate as it is.
@@ -146,7 +164,10 @@ class PlannedSplits:
         first, longest = (ChangeHold.FIRST, ChangeHold.LONGEST) if holds else (0, 0)
         may = None if follow >= 1 else lambda: chance() < follow
         hold = ChangeHold(first, longest, hysteresis=hysteresis, may=may)
-        self._controller = SplitController("auto", sizes_of(profile), job, meter, profile=profile, hold=hold)
+        self._meter = SimulatedMeter()
+        self._controller = SplitController(
+            "auto", sizes_of(profile), job, self._meter, profile=profile, hold=hold
+        )
         self._smoothing, self._pace = smoothing, 0.0
 
     @property
@@ -159,14 +180,27 @@ class PlannedSplits:
         split, _ = self._controller.open(0, batch)
         return split
 
-    def done(self, batch: int, split: int, nbytes: float, seconds: float) -> None:
+    def answered(self, split: int, samples: int, nbytes: int, report: RequestReport, began: float) -> None:
+        """Count it for the controller."""
+        self._meter.answered(split, samples, nbytes, report, began)
+
+    def done(self, cost: BatchCost, rates: Arrivals, bounds: Arrivals) -> None:
         """Tell the controller, which may choose another split."""
-        rates = []
+        self._meter.batch(cost)
+        nbytes, seconds = sum(n for n, _ in rates), sum(s for _, s in rates)
         if nbytes > 0 and seconds > 0:
             newest = seconds / nbytes
             self._pace = newest if not self._pace else self._pace + self._smoothing * (newest - self._pace)
-            rates = [(round(nbytes), self._pace * nbytes)]
-        self._controller.batch_done(0, batch, split, rates)
+            rates = [(n, s * self._pace / newest) for n, s in rates]
+        self._controller.batch_done(0, cost.number, cost.split, rates, bounds if self._smoothing == 1 else ())
+
+
+def _apart(traffic: SplitTraffic) -> SplitTraffic:
+    """A copy of the sums that change."""
+    apart = copy.copy(traffic)
+    apart.server_cpu_seconds = dict(traffic.server_cpu_seconds)
+    apart.server_wall_seconds = dict(traffic.server_wall_seconds)
+    return apart
 
 
 def sizes_of(profile: Profile) -> Sizes:

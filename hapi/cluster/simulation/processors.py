@@ -6,6 +6,9 @@ from heapq import heappop, heappush
 
 import simpy
 
+_SMALLEST_SECONDS = 1e-9
+"""Seconds that are rounding: work of which less is left is over."""
+
 
 class Processors:
     """Egalitarian processor sharing: work of ``n`` threads on ``c`` cores proceeds at ``min(1, c / n)`` of its speed.
@@ -21,7 +24,7 @@ class Processors:
         self._threads = 0.0
         self._ends: list[tuple[float, int, float, simpy.Event]] = []
         self._number = 0
-        self._timer = 0
+        self._timer, self._due_at = 0, float("inf")
 
     @property
     def used(self) -> float:
@@ -58,17 +61,23 @@ class Processors:
             self._since = self._env.now
 
     def _arm(self) -> None:
-        self._timer += 1
-        if self._ends:
-            timer, delay = self._timer, max(0.0, (self._ends[0][0] - self._virtual) / self._rate)
-            self._env.timeout(delay).callbacks.append(lambda _: self._due(timer))
+        """Wake at the next end; a timer that is early finds that there is none yet."""
+        if not self._ends:
+            return
+        at = self._env.now + max(0.0, (self._ends[0][0] - self._virtual) / self._rate)
+        if at < self._due_at:
+            self._timer += 1
+            timer, self._due_at = self._timer, at
+            self._env.timeout(at - self._env.now).callbacks.append(lambda _: self._due(timer))
 
     def _due(self, timer: int) -> None:
         if timer != self._timer:
-            return  # other work has come or gone since
+            return
+        self._due_at = float("inf")
         self._advance()
-        self._virtual = max(self._virtual, self._ends[0][0])  # rounding must not put it off for ever
-        while self._ends and self._ends[0][0] <= self._virtual:
+        # Rounding must not put an end off for ever.
+        reached = self._virtual + self._rate * _SMALLEST_SECONDS
+        while self._ends and self._ends[0][0] <= reached:
             _, _, threads, done = heappop(self._ends)
             self._threads -= threads
             done.succeed()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import simpy
 
+from hapi.cluster.simulation.choice import ServerList
 from hapi.cluster.simulation.costs import SplitCosts, on_machines, split_costs, together
 from hapi.cluster.simulation.fleet import Fleet, FleetEvent, ServerGroup, TrainerGroup
 from hapi.cluster.simulation.network import UNLIMITED, Network
 from hapi.cluster.simulation.observation import load_recorded
-from hapi.cluster.simulation.planning import FixedSplits, PlannedSplits, SimulatedMeter, Splits
+from hapi.cluster.simulation.planning import FixedSplits, PlannedSplits, Splits
 from hapi.cluster.simulation.processors import Processors
 from hapi.cluster.simulation.results import Replayed, Sampler, collect
 from hapi.cluster.simulation.server import SimulatedServer, Steps
@@ -160,22 +161,25 @@ class Simulation:
             batches=group.batches,
         )
         messages, made = Messages(group.name, profile.model), []
+        alone = cache(lambda speed, rate: together(on_machines(profile, server_speed=speed), known, rate * 8))
+        listed, idle = self._listed(group, profile, everyone)
         for number in range(group.count):
             name = f"{group.name}-{number}"
-            servers = everyone if known == len(everyone) else self._rng.sample(everyone, known)
-            meter, rng = SimulatedMeter(), random.Random(self._rng.random())
+            if known < len(everyone):
+                listed, idle = self._listed(group, profile, self._rng.sample(everyone, known))
+            rng = random.Random(self._rng.random())
             made.append(
                 SimulatedTrainer(
                     self.env,
                     name,
                     work,
-                    servers,
-                    self._splits(group, profile, job, servers, meter, rng),
-                    meter,
+                    listed,
+                    self._splits(group, alone(*idle), job, rng),
                     tenant=Tenant(name=name) if self.fleet.tenants == "each" else ANONYMOUS,
                     processors=self._machines[group.machine]
                     if group.machine
                     else Processors(self.env, profile.client_tier.processors),
+                    network=self.network,
                     path=self._path(group.bandwidth, group.link),
                     rng=rng,
                     requests=messages,
@@ -184,27 +188,14 @@ class Simulation:
             )
         return made
 
-    def _splits(
-        self,
-        group: TrainerGroup,
-        profile: Profile,
-        job: Job,
-        servers: list[SimulatedServer],
-        meter: SimulatedMeter,
-        rng: random.Random,
-    ) -> Splits:
-        """The source of a trainer's splits: its first plan is for the fleet as if it were alone."""
+    def _splits(self, group: TrainerGroup, alone: Profile, job: Job, rng: random.Random) -> Splits:
+        """The source of a trainer's splits: its first plan is for the fleet as if it were ``alone``."""
         if isinstance(group.split, int):
             return FixedSplits(group.split)
-        speed = sum(self._speeds[server.name] for server in servers) / len(servers)
-        alone = together(
-            on_machines(profile, server_speed=speed), len(servers), self._alone_rate(group, servers) * 8
-        )
         reaction = self.fleet.reaction
         return PlannedSplits(
             alone,
             replace(job, memory_bytes=None),
-            meter,
             hysteresis=reaction.hysteresis,
             holds=reaction.holds,
             smoothing=reaction.smoothing,
@@ -212,12 +203,19 @@ class Simulation:
             chance=rng.random,
         )
 
+    def _listed(
+        self, group: TrainerGroup, profile: Profile, servers: list[SimulatedServer]
+    ) -> tuple[ServerList, tuple[float, float]]:
+        """A trainer's list of servers; and their mean speed, with the bytes per second that it would get of them all."""
+        speed = sum(self._speeds[server.name] for server in servers) / len(servers)
+        return ServerList.of(servers, profile.model), (speed, self._alone_rate(group, servers))
+
     def _alone_rate(self, group: TrainerGroup, servers: list[SimulatedServer]) -> float:
         """Bytes per second that a trainer would get of an idle fleet."""
         own = [] if group.bandwidth is None else [group.bandwidth / 8 * self.fleet.efficiency]
         own += [] if group.link is None else [self.network.capacity(self._links[group.link])]
         links = [min([UNLIMITED, *(self.network.capacity(link) for link in s.path)]) for s in servers]
-        shared = {link for s in servers for link in s.path if link in self._links.values()}
+        shared = {link for s in servers for link in s.path}.intersection(self._links.values())
         return min([sum(links), *own, *(self.network.capacity(link) for link in shared), UNLIMITED / 8])
 
     def _happen(self, event: FleetEvent) -> Steps:

@@ -64,7 +64,7 @@ class Sampler:
     def begin(self) -> None:
         """Count from now on."""
         self._since = self._env.now
-        self._carried = self._network.carried.copy()
+        self._carried = self._network.carried
         for server in self._all_servers():
             self._cpu[server.name], self._device[server.name] = server.processors.used, server.device.busy
             server.waits.clear()
@@ -97,12 +97,11 @@ class Sampler:
 
     def link_use(self) -> list[float]:
         """Return the part of each limited link that was used."""
-        seconds, found = max(self.elapsed, 1e-9), []
-        for link in range(1, len(self._network.carried)):
+        seconds, carried, found = max(self.elapsed, 1e-9), self._network.carried, []
+        for link in self._network.links:
             capacity = self._network.capacity(link)
             if capacity < UNLIMITED:
-                moved = self._network.carried[link] - self._carried[link]
-                found.append(float(moved / capacity / seconds))
+                found.append(float((carried[link] - self._carried[link]) / capacity / seconds))
         return found
 
     def _all_servers(self) -> list[SimulatedServer]:

@@ -16,7 +16,7 @@ import simpy
 
 from hapi.cluster.simulation.admission import SimulatedAdmission
 from hapi.cluster.simulation.costs import SplitCosts
-from hapi.cluster.simulation.network import Network
+from hapi.cluster.simulation.network import Network, Transfer
 from hapi.cluster.simulation.processors import Processors
 from hapi.errors import TransportError
 from hapi.profiler.profile import TierProfile
@@ -33,11 +33,11 @@ MAX_WAIT = 600.0
 class Reader(Protocol):
     """The trainer's side of an answer."""
 
-    def frame_begins(self) -> None:
+    def frame_begins(self, transfer: Transfer) -> None:
         """Note that a frame begins to arrive."""
 
-    def frame_ends(self, samples: int, nbytes: float) -> None:
-        """Take a frame that has crossed; 0 samples for one that broke off."""
+    def frame_ends(self, transfer: Transfer, samples: int) -> None:
+        """Take a frame that has crossed; 0 samples for one that is about to break off."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -196,7 +196,8 @@ class SimulatedServer:
         try:
             ticket, granted = admission.enter(request.tenant, self._costs.expected(request.asked))
             asked = self._env.now
-            yield granted
+            if not (granted.triggered and granted.ok):
+                yield granted
             self.waits.append(self._env.now - asked)
             yield from self._answer(request, ticket, asked)
         except simpy.Interrupt:
@@ -217,14 +218,17 @@ class SimulatedServer:
         yield from self._compute("read", request, work, self._overhead)
         if costs.load_seconds:
             yield from self._compute("model", request, work, costs.load_seconds)
-        frames = _frames(request.samples, request.frame)
-        children = [loading := env.process(self._load(request, work, frames[0]))]
+        frames, children = _frames(request.samples, request.frame), list[simpy.Process]()
+        loading: simpy.Process | None = None
         sending: simpy.Process | None = None
         try:
+            yield from self._load(request, work, frames[0])
             for number, count in enumerate(frames):
-                yield loading
-                if number + 1 < len(frames):
-                    loading = env.process(self._load(request, work, frames[number + 1]))
+                if loading is not None:
+                    yield loading
+                last = number + 1 == len(frames)
+                if not last:
+                    loading = env.process(_to_its_end(self._load(request, work, frames[number + 1])))
                     children.append(loading)
                 if costs.forward_seconds:
                     yield from self._forward(request, work, order, count)
@@ -232,10 +236,11 @@ class SimulatedServer:
                     yield sending
                 else:
                     work.first = env.now - asked
-                sending = env.process(self._send(request, work, count))
-                children.append(sending)
-            if sending is not None:
-                yield sending
+                if last:
+                    yield from self._send(request, work, count)
+                else:
+                    sending = env.process(_to_its_end(self._send(request, work, count)))
+                    children.append(sending)
         except simpy.Interrupt:
             for child in children:
                 if child.is_alive:
@@ -245,12 +250,9 @@ class SimulatedServer:
 
     def _load(self, request: SimulatedRequest, work: _Work, count: int) -> Steps:
         """Read and decode the samples of a frame."""
-        try:
-            if request.costs.read_seconds:
-                yield self._env.timeout(count * request.costs.read_seconds * self.slow)
-            yield from self._compute("decode", request, work, count * request.costs.decode_seconds)
-        except simpy.Interrupt:
-            return
+        if request.costs.read_seconds:
+            yield self._env.timeout(count * request.costs.read_seconds * self.slow)
+        yield from self._compute("decode", request, work, count * request.costs.decode_seconds)
 
     def _forward(self, request: SimulatedRequest, work: _Work, order: int, count: int) -> Steps:
         seconds, began = count * request.costs.forward_seconds * self.slow, self._env.now
@@ -273,19 +275,18 @@ class SimulatedServer:
 
     def _send(self, request: SimulatedRequest, work: _Work, count: int) -> Steps:
         """Write a frame, and let it cross."""
-        nbytes, transfer, reader = count * request.costs.wire_bytes, -1, request.reader
+        nbytes, reader = count * request.costs.wire_bytes, request.reader
+        yield from self._compute("send", request, work, count * request.costs.send_seconds)
+        transfer = self._network.send((*self.path, *request.path), nbytes)
+        reader.frame_begins(transfer)
         try:
-            yield from self._compute("send", request, work, count * request.costs.send_seconds)
-            reader.frame_begins()
-            transfer, done = self._network.send((*self.path, *request.path), nbytes)
-            yield done
+            yield transfer.done
         except simpy.Interrupt:
-            if transfer >= 0:
-                self._network.abort(transfer)
-                reader.frame_ends(0, 0.0)
-            return
+            reader.frame_ends(transfer, 0)
+            self._network.abort(transfer)
+            raise
         self.sent_bytes += nbytes
-        reader.frame_ends(count, nbytes)
+        reader.frame_ends(transfer, count)
 
     def _account(self, job: str, seconds: float) -> None:
         self._work += seconds
@@ -322,6 +323,14 @@ class SimulatedServer:
             wait=self.admission.queue.expected_wait(request.tenant, now),
             tier=self._described,
         )
+
+
+def _to_its_end(steps: Steps) -> Steps:
+    """The steps of a process that an interrupt just ends."""
+    try:
+        yield from steps
+    except simpy.Interrupt:
+        return
 
 
 def _frames(samples: int, frame: int) -> list[int]:

@@ -1,44 +1,35 @@
 """One trainer in simulated time: batches open ahead, requests go to servers by the client's own choice, steps follow.
 
 Batches are handed out in order, one more opens when one is over, and an epoch begins when the one before is over, as
-in :mod:`hapi.client.loading.prefetcher`. Not in the model: the pacing of requests on a scarce link, which changes the
-order of answers and not their number.
+in :mod:`hapi.client.loading.prefetcher`. Requests go out at the pace of the link, by the client's own pacer. Not in the
+model: hedged requests.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import simpy
 
-from hapi.client.transport.server_choice import ServerLoad, soonest
-from hapi.client.transport.server_pool import FIRST_PAUSE, LONGEST_PAUSE
+from hapi.client.loading.pacing import RequestPacer
+from hapi.cluster.simulation.choice import KnownServer, KnownServers, ServerList
 from hapi.cluster.simulation.costs import SplitCosts
-from hapi.cluster.simulation.planning import SimulatedMeter, Splits
+from hapi.cluster.simulation.incoming import IncomingLink
+from hapi.cluster.simulation.network import Network, Transfer
+from hapi.cluster.simulation.planning import BatchCost, Splits
 from hapi.cluster.simulation.processors import Processors
-from hapi.cluster.simulation.server import SimulatedRequest, SimulatedServer, Steps
+from hapi.cluster.simulation.server import SimulatedRequest, Steps
 from hapi.errors import HapiError
 from hapi.profiler.profile import Job, TierProfile
 from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.messages import ExtractRequest, SamplesRequest
 from hapi.wire.references import DatasetReference, ModelReference
-from hapi.wire.rendezvous import ranking
-
-
-@dataclass(eq=False, kw_only=True)
-class KnownServer(ServerLoad):
-    """A server as one trainer knows it."""
-
-    server: SimulatedServer
-    failures: int = 0
-    well_at: float = 0.0
-    """Time before which it is left alone."""
 
 
 @dataclass(eq=False)
@@ -98,12 +89,12 @@ class SimulatedTrainer:
         env: simpy.Environment,
         name: str,
         work: Work,
-        servers: Sequence[SimulatedServer],
+        servers: ServerList,
         splits: Splits,
-        meter: SimulatedMeter,
         *,
         tenant: Tenant,
         processors: Processors,
+        network: Network,
         path: tuple[int, ...],
         rng: random.Random,
         requests: Callable[[int, int], Request],
@@ -117,9 +108,9 @@ class SimulatedTrainer:
             work: its kind.
             servers: those that it knows.
             splits: chooses its splits.
-            meter: counts for ``splits``.
             tenant: as which servers know it.
             processors: of its machine.
+            network: of the fleet.
             path: links between it and the servers' own.
             rng: its own chance.
             requests: makes the message for a split and a number of samples.
@@ -129,16 +120,13 @@ class SimulatedTrainer:
         self.splits = splits
         self.split = -1
         """That of the newest batch; -1 before the first."""
-        self._env, self._meter, self._rng, self._requests = env, meter, rng, requests
+        self._env, self._rng, self._requests = env, rng, requests
         self._tenant, self._processors, self._path = tenant, processors, path
-        self._known = [KnownServer(server=server) for server in servers]
-        ranked = ranking({server.name for server in servers}, work.content)
-        self._places = {name: place for place, name in enumerate(ranked)}
+        self._known = KnownServers(servers)
+        self._link = IncomingLink(env, network, self._send_requests)
         self._live: deque[SimulatedBatch] = deque()
         self._slices: deque[tuple[SimulatedBatch, int]] = deque()
         self._opened = self._in_flight = 0
-        self._flowing, self._flow_since = 0, 0.0
-        self._flow_seconds = self._flow_bytes = 0.0
         env.process(self._train(start))
 
     def reset(self) -> None:
@@ -159,9 +147,8 @@ class SimulatedTrainer:
             self.counts.samples += batch.samples
             self.counts.batches += 1
             self.counts.splits[batch.split] += 1
-            self._meter.batch(batch.split, batch.samples, suffix, step, batch.received)
-            nbytes, seconds = self._arrivals()
-            self.splits.done(batch.number, batch.split, nbytes, seconds)
+            cost = BatchCost(batch.number, batch.split, batch.samples, suffix, step, batch.received)
+            self.splits.done(cost, *self._link.news())
 
     def _compute(self, batch: SimulatedBatch) -> Generator[simpy.Event, Any, tuple[float, float]]:
         """Run the frozen suffix and the step; their seconds."""
@@ -184,8 +171,10 @@ class SimulatedTrainer:
         job, limit = self.work.job, self.work.batches
         of_epoch = -(-job.samples // job.bs)
         while limit is None or self._opened < limit:
-            if self._live and self._opened % of_epoch == 0:
-                break  # the next epoch begins when this one is over
+            if self._opened % of_epoch == 0:
+                if self._live:
+                    break  # the next epoch begins when this one is over
+                self._link.begin_pass()
             if len(self._live) >= 2 and len(self._live) >= 1 + self.work.costs(self.split).depth:
                 break
             self.split = split = self.splits.open(self._opened)
@@ -210,97 +199,87 @@ class SimulatedTrainer:
     # -- requests ----------------------------------------------------------------------------------------
 
     def _send_requests(self) -> None:
+        """Send as many requests as may be under way, as early as the link needs them."""
         while self._slices and self._in_flight < self.work.job.in_flight:
+            batch, samples = self._slices[0]
+            if self._link.held_back(batch.split):
+                return
+            self._slices.popleft()
             self._in_flight += 1
-            self._env.process(self._fetch(*self._slices.popleft()))
+            part = _Part(self, batch, samples, self._link.pacer)
+            part.pacer.sent(part, samples * self.work.costs(batch.split).wire_bytes)
+            self._env.process(self._fetch(part))
 
-    def _fetch(self, batch: SimulatedBatch, samples: int) -> Steps:
+    def _fetch(self, part: _Part) -> Steps:
         """Ask servers until all samples have come; the request goes on where it broke."""
-        env, costs = self._env, self.work.costs(batch.split)
-        part = _Part(self, batch, samples)
+        env, split = self._env, part.batch.split
         tried: set[int] = set()
         began = env.now
         while part.missing:
-            known = yield from self._choose(batch.split, tried)
-            asked, before = known.asked(batch.split, part.missing, env.now), part.missing
-            request = SimulatedRequest(
-                tenant=self._tenant,
-                job=self.name,
-                asked=self._requests(batch.split, part.missing),
-                costs=costs,
-                samples=part.missing,
-                frame=self.work.frame if batch.split else part.missing,
-                path=self._path,
-                reader=part,
-            )
+            known = self._known.choose(split, tried, env.now)
+            if known is None:
+                yield env.timeout(self._known.well_at() - env.now)
+                continue
+            asked, before = known.asked(split, part.missing, env.now), part.missing
+            request = self._request(part)
             try:
                 yield env.timeout(self.work.request_seconds)
                 yield from known.server.serve(request)
             except HapiError as error:
                 self._failed(known, error)
-                tried = {id(known)} if part.missing < before else {*tried, id(known)}
+                tried = {known.number} if part.missing < before else {*tried, known.number}
                 continue
             known.end(env.now)
             known.answered(asked, env.now)
             known.failures, known.well_at = 0, 0.0
-            self._answered(batch, request, before)
+            self._answered(split, request, before, env.now - asked.at)
         self.counts.requests += 1
         self.counts.latencies.append(env.now - began)
         self._in_flight -= 1
+        part.pacer.done(part, split, round(part.samples * self.work.costs(split).wire_bytes))
         self._send_requests()
 
-    def _choose(self, split: int, tried: set[int]) -> Generator[simpy.Event, Any, KnownServer]:
-        """Wait until a server is well, and return the one that is expected to answer first."""
-        while True:
-            now = self._env.now
-            well = [known for known in self._known if known.well_at <= now]
-            if well:
-                fresh = [known for known in well if id(known) not in tried] or well
-                best = soonest(fresh, split, now)
-                place = self._places if split else {}
-                chosen = min(best, key=lambda known: (known.in_flight, place.get(known.server.name, 0)))
-                chosen.begin()
-                return chosen
-            yield self._env.timeout(min(known.well_at for known in self._known) - now)
+    def _request(self, part: _Part) -> SimulatedRequest:
+        split = part.batch.split
+        return SimulatedRequest(
+            tenant=self._tenant,
+            job=self.name,
+            asked=self._requests(split, part.missing),
+            costs=self.work.costs(split),
+            samples=part.missing,
+            frame=self.work.frame if split else part.missing,
+            path=self._path,
+            reader=part,
+        )
 
     def _failed(self, known: KnownServer, error: HapiError) -> None:
         known.end(self._env.now)
-        known.failures += 1
         self.counts.retries += 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(16, known.failures - 1))
-        if error.retry_after is not None:
-            pause = min(60.0, max(pause, error.retry_after))
-        known.well_at = self._env.now + pause * self._rng.uniform(0.75, 1.25)
+        known.failed(error, self._env.now, self._rng.uniform(0.75, 1.25))
 
-    def _answered(self, batch: SimulatedBatch, request: SimulatedRequest, samples: int) -> None:
-        if request.report is not None:
-            began = self.work.request_seconds + request.report.first
-            nbytes = samples * request.costs.wire_bytes
-            self._meter.answered(batch.split, samples, nbytes, request.report, began)
+    def _answered(self, split: int, request: SimulatedRequest, samples: int, seconds: float) -> None:
+        report = request.report
+        if report is None:
+            return
+        nbytes = round(samples * request.costs.wire_bytes)
+        # As for the client's own meter: what was sent after all of it was made has crossed since then.
+        one_frame = report.cos_batch >= samples
+        self._link.meter.crossed(nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds)
+        self.splits.answered(split, samples, nbytes, report, self.work.request_seconds + report.first)
 
     # -- what comes in -----------------------------------------------------------------------------------
 
-    def flow_begins(self) -> None:
-        """Note that another frame crosses."""
-        if not self._flowing:
-            self._flow_since = self._env.now
-        self._flowing += 1
+    def frame_begins(self, transfer: Transfer) -> None:
+        """Note that a frame begins to cross."""
+        self._link.begins(transfer)
 
-    def flow_ends(self, nbytes: float) -> None:
-        """Note that one has crossed."""
-        self._flowing -= 1
-        if not self._flowing:
-            self._flow_seconds += self._env.now - self._flow_since
-        self._flow_bytes += nbytes
-        self.counts.nbytes += nbytes
-
-    def _arrivals(self) -> tuple[float, float]:
-        """Bytes since the last call, and the seconds in which any arrived."""
-        now = self._env.now
-        seconds = self._flow_seconds + (now - self._flow_since if self._flowing else 0.0)
-        nbytes, self._flow_bytes = self._flow_bytes, 0.0
-        self._flow_seconds, self._flow_since = 0.0, now
-        return nbytes, seconds
+    def frame_ends(self, transfer: Transfer, batch: SimulatedBatch, samples: int) -> None:
+        """Note that a frame has crossed; without ``samples`` that it breaks off."""
+        nbytes = self._link.ends(transfer)
+        if samples:
+            self.counts.nbytes += nbytes
+            self.receive(batch, samples)
+        self._send_requests()
 
     def receive(self, batch: SimulatedBatch, samples: int) -> None:
         """Take samples that have crossed: they are checked, and at split 0 decoded, then they count."""
@@ -326,16 +305,19 @@ class _Part:
 
     trainer: SimulatedTrainer
     batch: SimulatedBatch
-    missing: int
+    samples: int
+    pacer: RequestPacer
+    missing: int = 0
 
-    def frame_begins(self) -> None:
-        self.trainer.flow_begins()
+    def __post_init__(self) -> None:
+        self.missing = self.samples
 
-    def frame_ends(self, samples: int, nbytes: float) -> None:
-        self.trainer.flow_ends(nbytes)
-        if samples:
-            self.missing -= samples
-            self.trainer.receive(self.batch, samples)
+    def frame_begins(self, transfer: Transfer) -> None:
+        self.trainer.frame_begins(transfer)
+
+    def frame_ends(self, transfer: Transfer, samples: int) -> None:
+        self.missing -= samples
+        self.trainer.frame_ends(transfer, self.batch, samples)
 
 
 class Messages:

@@ -1,0 +1,144 @@
+"""``benchmarks fleet``, simulated fleets of up to 10,000 trainers: what a demand needs, faults, shared links and herds.
+
+Every trainer knows four servers, drawn by chance. Coarse: a request is one frame, links' rates are found now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet.experiments import Row, Rows, moved, profiles, usual_split
+from hapi.cluster.simulation.fleet import Fleet, FleetEvent, Reaction, ServerGroup, SharedLink, TrainerGroup
+from hapi.cluster.simulation.replay import replay
+
+MODEL, KNOWN = "resnet18", 4
+SERVER_LINK, TRAINER_LINK = 1e9, 100e6
+SIZES = (10, 100, 1000, 10_000)
+"""Trainers."""
+PER_SERVER = (32, 16, 8, 4, 2)
+"""Trainers for each server."""
+FAULT_TRAINERS, FAULT_SERVERS = 1000, 250
+FAULT_FROM, FAULT_FOR = 16.0, 8.0
+FAULTS: Mapping[str, tuple[FleetEvent, ...]] = {
+    "none": (),
+    **{
+        f"{share:.0%} of the servers {word}": (
+            FleetEvent(
+                what=what, name="servers", at=FAULT_FROM, seconds=FAULT_FOR, count=int(share * FAULT_SERVERS)
+            ),
+        )
+        for what, word in (("fail", "fail"), ("slow", "ten times as slow"))
+        for share in (0.02, 0.1, 0.3)
+    },
+}
+RACK_SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Bandwidth that a trainer has left on the link that it shares, over its own link's."""
+CROWDS = ((1000, 250), (10_000, 2500))
+"""Trainers and servers of the herds."""
+CROWD_REACTIONS: Mapping[str, Reaction] = {
+    "at once": Reaction(hysteresis=0.0, holds=False),
+    "both: the client's own": Reaction(),
+    "both, by chance 1/8": Reaction(follow=0.125),
+    "both, averaged rates": Reaction(smoothing=0.2),
+}
+CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 60.0, 20.0, 20.0, 0.25
+
+
+def sizing() -> Rows:
+    """Return what fleets of each size do with ever more servers for each trainer."""
+    for trainers in SIZES:
+        for per_server in PER_SERVER:
+            servers = max(1, trainers // per_server)
+            yield f"{trainers}/{servers}", partial(_row, _fleet(trainers, servers), per_server=per_server)
+
+
+def faults() -> Rows:
+    """Return what failures and stragglers cost, in the seconds in which they last."""
+    for name, events in FAULTS.items():
+        fleet = _fleet(
+            FAULT_TRAINERS, FAULT_SERVERS, events=events, warm_up=FAULT_FROM, seconds=FAULT_FROM + FAULT_FOR
+        )
+        yield name, partial(_row, fleet, name=name)
+
+
+def racks() -> Rows:
+    """Return what a link that all answers share does to all planners."""
+    for share in RACK_SHARES:
+        link = SharedLink(name="shared", bandwidth=share * TRAINER_LINK * FAULT_TRAINERS)
+        yield f"{share:g}", partial(_row, _fleet(FAULT_TRAINERS, FAULT_SERVERS, link=link), share=share)
+
+
+def crowd() -> Rows:
+    """Return what herds of thousands of planners do when the link that they share is narrow for a while."""
+    for trainers, servers in CROWDS:
+        for name, reaction in CROWD_REACTIONS.items():
+            link = SharedLink(name="shared", bandwidth=TRAINER_LINK * trainers / 2)
+            narrow = FleetEvent(what="link", name="shared", at=NARROW_FROM, seconds=NARROW_FOR, factor=NARROW)
+            fleet = _fleet(
+                trainers, servers, link=link, events=(narrow,), reaction=reaction, seconds=CROWD_SECONDS
+            )
+            yield f"{trainers}/{name}", partial(_row, fleet, name=name)
+
+
+def _fleet(
+    trainers: int,
+    servers: int,
+    *,
+    link: SharedLink | None = None,
+    events: tuple[FleetEvent, ...] = (),
+    reaction: Reaction | None = None,
+    warm_up: float = 10.0,
+    seconds: float = 30.0,
+) -> Fleet:
+    return Fleet(
+        servers=(
+            ServerGroup(
+                name="servers", count=servers, bandwidth=SERVER_LINK, link=None if link is None else link.name
+            ),
+        ),
+        trainers=(
+            TrainerGroup(
+                name="trainers",
+                profile=Path("recorded"),
+                count=trainers,
+                servers=min(servers, KNOWN),
+                bandwidth=TRAINER_LINK,
+                spread=5.0,
+            ),
+        ),
+        links=() if link is None else (link,),
+        events=events,
+        reaction=reaction or Reaction(),
+        seconds=seconds,
+        warm_up=warm_up,
+        detail="requests",
+        settle=0.02,
+    )
+
+
+def _row(fleet: Fleet, **named: Any) -> Row:
+    found = replay(fleet, profiles(MODEL, samples=1 << 20))
+    (group,), (servers,) = found.trainers, found.servers
+    batches = max(1, sum(group.splits.values()))
+    return {
+        **named,
+        "trainers": group.count,
+        "servers": servers.count,
+        "samples_per_second": found.samples_per_second,
+        "slowest": group.slowest,
+        "stalled": group.stalled,
+        "latency": group.latency.to_json(),
+        "wait": servers.wait.to_json(),
+        "processors": servers.processors,
+        "links": found.links.to_json(),
+        "requests": group.requests,
+        "retries": group.retries,
+        "split": usual_split(found),
+        "changes_per_100_batches": 100 * group.changes / batches,
+        "moved": moved(found.splits),
+        "splits": [[round(at, 2), {str(s): n for s, n in sorted(now.items())}] for at, now in found.splits],
+        "wall_seconds": round(found.wall_seconds, 1),
+    }

@@ -1,0 +1,80 @@
+"""A trainer's side of its link in simulated time: the client's own meter and pacer, told the bytes that have crossed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from hapi.client.loading.link_stats import LinkMeter
+from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.cluster.simulation.network import Network, Transfer
+
+SHORTEST_WAIT = 1e-3
+"""Seconds after which a request that is held back is considered anew at the earliest."""
+
+
+class IncomingLink:
+    """What comes in for one trainer, and when its next request should go out."""
+
+    def __init__(self, env: simpy.Environment, network: Network, wake: Callable[[], None]) -> None:
+        """Begin the first pass.
+
+        Args:
+            env: simulated time.
+            network: of the fleet.
+            wake: called when a request that was held back is to be considered anew.
+        """
+        self._env, self._network, self._wake = env, network, wake
+        self._crossing: dict[Transfer, None] = {}
+        self._whole = 0.0
+        self._learned = Learned()
+        self._due_at, self._timer = float("inf"), 0
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Begin to measure anew; what was learned of the link stays."""
+        env = self._env
+        self.meter = LinkMeter(self._arrived, lambda: env.now)
+        self.pacer = RequestPacer(self._arrived, self.meter, self._learned, lambda: env.now)
+        self._told = 0.0
+
+    def begins(self, transfer: Transfer) -> None:
+        """Note that a frame begins to cross."""
+        self._crossing[transfer] = None
+        self.meter.begin()
+
+    def ends(self, transfer: Transfer) -> float:
+        """Note that a frame has crossed, or breaks off; return its bytes that have come."""
+        nbytes = self._network.crossed(transfer)
+        del self._crossing[transfer]
+        self._whole += nbytes
+        self.meter.end(round(nbytes))
+        return nbytes
+
+    def held_back(self, split: int) -> bool:
+        """Return whether the next request, at ``split``, has to wait; :attr:`wake` is called later then."""
+        delay = self.pacer.delay(split)
+        if not delay:
+            return False
+        at = self._env.now + max(delay, SHORTEST_WAIT)
+        if at < self._due_at:
+            self._timer += 1
+            timer, self._due_at = self._timer, at
+            self._env.timeout(at - self._env.now).callbacks.append(lambda _: self._due(timer))
+        return True
+
+    def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """Return what the meter has measured since the last call: arrivals, and bounds on others."""
+        since, self._told = self._told, self._env.now
+        return self.meter.rates(since), self.meter.bounds(since)
+
+    def _arrived(self) -> int:
+        """Bytes that have come so far."""
+        crossed = self._network.crossed
+        return int(self._whole + sum(crossed(transfer) for transfer in self._crossing))
+
+    def _due(self, timer: int) -> None:
+        if timer == self._timer:
+            self._due_at = float("inf")
+            self._wake()
