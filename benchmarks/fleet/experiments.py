@@ -1,4 +1,4 @@
-"""``benchmarks fleet``, simulated: herds of planners and knees of small fleets; :mod:`benchmarks.fleet.sizes` has large ones.
+"""``benchmarks fleet``, simulated: herds of planners and knees of small fleets.
 
 Profiles are those of the kept sweep (:func:`benchmarks.keep.grid.recorded`), of servers and trainers with a core each.
 """

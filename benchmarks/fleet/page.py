@@ -81,7 +81,8 @@ def _cells(document: Mapping[str, Any]) -> list[str]:
     )
     fit = (
         f"Fitted to the cells so marked: a request's overhead of {document['overhead'] * 1e3:.2f} ms, "
-        f"{document['efficiency']:.1%} of a link's bandwidth for contents. {verdict(document)}."
+        f"{document['efficiency']:.1%} of a link's bandwidth for contents, answers {document['jitter'] * 1e3:.1f} ms "
+        f"late by chance. {verdict(document)}."
     )
     return ["## Beside the test bed", "", how, "", fit, "", *cell_lines(document)]
 
@@ -144,10 +145,10 @@ def _sizing(document: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     how = (
-        f"Simulated: {sizes.MODEL}, batches of 64, every planner on its own; {document['machines']}; 1 Gbit/s a server, "
-        f"100 Mbit/s a trainer, which knows {sizes.KNOWN} servers drawn by chance; 20 s after 10. Coarse: a request is "
-        f"one frame, and links' rates are found once in 20 ms. Bold: the fewest servers with {ENOUGH:.0%} of the largest "
-        "rate of as many trainers: what a fleet of that demand should hold."
+        f"Simulated: {sizes.MODEL}, batches of 64, every planner on its own; {document['machines']}; 1 Gbit/s a "
+        f"server, 100 Mbit/s a trainer, which knows {sizes.KNOWN} servers drawn by chance; 20 s after 10. Coarse: a "
+        "request is one frame, and links' rates are found once in 20 ms. Bold: the fewest servers with "
+        f"{ENOUGH:.0%} of the largest rate of as many trainers: what a fleet of that demand should hold."
     )
     largest: dict[int, float] = {}
     for row in rows:
@@ -187,8 +188,8 @@ def _faults(document: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     how = (
-        f"Simulated: {sizes.FAULT_TRAINERS} trainers, {sizes.FAULT_SERVERS} servers, the {sizes.FAULT_FOR:g} s in which "
-        "it lasts; an answer that breaks goes on elsewhere."
+        f"Simulated: {sizes.FAULT_TRAINERS} trainers, {sizes.FAULT_SERVERS} servers, the {sizes.FAULT_FOR:g} s in "
+        "which it lasts; an answer that breaks goes on elsewhere."
     )
     return ["## Failures and stragglers", "", how, "", *_changed(rows, "name")]
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.experiments import Row, Rows, moved, profiles, usual_split
-from hapi.cluster.simulation.fleet import Fleet, FleetEvent, Reaction, ServerGroup, SharedLink, TrainerGroup
+from hapi.cluster.simulation.fleet import (
+    Event,
+    Fleet,
+    FleetEvent,
+    Reaction,
+    ServerGroup,
+    SharedLink,
+    TrainerGroup,
+)
 from hapi.cluster.simulation.replay import replay
 
 MODEL, KNOWN = "resnet18", 4
@@ -22,18 +30,10 @@ PER_SERVER = (32, 16, 8, 4, 2)
 """Trainers for each server."""
 FAULT_TRAINERS, FAULT_SERVERS = 1000, 250
 FAULT_FROM, FAULT_FOR = 16.0, 8.0
-FAULTS: Mapping[str, tuple[FleetEvent, ...]] = {
-    "none": (),
-    **{
-        f"{share:.0%} of the servers {word}": (
-            FleetEvent(
-                what=what, name="servers", at=FAULT_FROM, seconds=FAULT_FOR, count=int(share * FAULT_SERVERS)
-            ),
-        )
-        for what, word in (("fail", "fail"), ("slow", "ten times as slow"))
-        for share in (0.02, 0.1, 0.3)
-    },
-}
+_KINDS: tuple[tuple[Event, str], ...] = (("fail", "fail"), ("slow", "ten times as slow"))
+FAULTS = {f"{share:.0%} {word}": (what, share) for what, word in _KINDS for share in (0.02, 0.1, 0.3)}
+"""Event, and the share of the servers that it happens to."""
+_NO_FAULT: tuple[Event, float] = ("fail", 0.0)
 RACK_SHARES = (1.0, 0.5, 0.25, 0.125)
 """Bandwidth that a trainer has left on the link that it shares, over its own link's."""
 CROWDS = ((1000, 250), (10_000, 2500))
@@ -57,9 +57,20 @@ def sizing() -> Rows:
 
 def faults() -> Rows:
     """Return what failures and stragglers cost, in the seconds in which they last."""
-    for name, events in FAULTS.items():
+    for name, (what, share) in {"none": _NO_FAULT, **FAULTS}.items():
+        event = FleetEvent(
+            what=what,
+            name="servers",
+            at=FAULT_FROM,
+            seconds=FAULT_FOR,
+            count=max(1, int(share * FAULT_SERVERS)),
+        )
         fleet = _fleet(
-            FAULT_TRAINERS, FAULT_SERVERS, events=events, warm_up=FAULT_FROM, seconds=FAULT_FROM + FAULT_FOR
+            FAULT_TRAINERS,
+            FAULT_SERVERS,
+            events=(event,) if share else (),
+            warm_up=FAULT_FROM,
+            seconds=FAULT_FROM + FAULT_FOR,
         )
         yield name, partial(_row, fleet, name=name)
 

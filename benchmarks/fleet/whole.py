@@ -111,6 +111,7 @@ def _bed_part(records: Sequence[Mapping[str, Any]], tell: Tell) -> dict[str, Any
         "job": f"{MODEL} at 64 px cut at layer {FREEZE}, 64 KiB a sample, batches and requests of {BS}",
         "overhead": found.overhead,
         "efficiency": found.efficiency,
+        "jitter": found.jitter,
         "held_out": {"count": len(held), "median": statistics.median(sizes), "worst": max(sizes)},
         "cells": [
             {**vars(cell), "measured": error.observed, "simulated": error.simulated, "error": error.error}

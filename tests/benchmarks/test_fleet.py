@@ -52,7 +52,7 @@ def a_document() -> dict[str, Any]:
     return {
         "conditions": {"date": "2026-11-25T20:00:00", "processor": "P", "cores": 2, "load_at_start": 1},
         "test_bed": "a bed", "job": "a job", "machines": "machines", "herd_fleet": "a herd",
-        "overhead": 0.001, "efficiency": 0.95, "held_out": {"count": 1, "median": 0.04, "worst": 0.2},
+        "overhead": 0.001, "efficiency": 0.95, "jitter": 0.01, "held_out": {"count": 1, "median": 0.04, "worst": 0.2},
         "cells": [cell],
         "knees": [
             {"model": "m", "link": 1e9, "rates": {"1": 5.0}, "splits": {"1": 3}, "knee": 1, "per_trainer": 0.06}

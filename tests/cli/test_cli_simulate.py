@@ -46,15 +46,18 @@ def test_a_replay_as_json(fleet: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["simulate", "replay", str(fleet), "--json", "--seconds", "4", "--seed", "3"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["seconds"] == pytest.approx(3.0)
-    assert document["samples_per_second"] == pytest.approx(150, rel=0.15), "1.2 Mbit/s of 1000 bytes"
+    assert 100 < document["samples_per_second"] <= 150, "1.2 Mbit/s of 1000 bytes, which pacing nearly fills"
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("count: 2", "cuont: 2", "fleet.yaml:4:19: unknown key"),
-        ("servers:\n  - {name: store, count: 2, bandwidth: 800kbps, link: wide}\n", "",
-         "fleet.yaml:1:1: 'servers' is missing; set it in the file\n"),
+        (
+            "servers:\n  - {name: store, count: 2, bandwidth: 800kbps, link: wide}\n",
+            "",
+            "fleet.yaml:1:1: 'servers' is missing; set it in the file\n",
+        ),
         ("{name: store, count", "{count", "fleet.yaml:4:5: 'servers.name' is missing; set it in the file\n"),
         ("split: 1", "split: 7", "split is 7, the last of"),
         ("profile: profile.json", "profile: gone.json", "gone.json"),

@@ -159,3 +159,19 @@ def test_coarser_time_comes_to_about_the_same() -> None:
     coarse = replace(fine, detail="requests", settle=0.02)
     exact, about = (replayed(fleet, profile, job).samples_per_second for fleet in (fine, coarse))
     assert about == pytest.approx(exact, rel=0.05)
+
+
+def test_requests_go_out_at_the_pace_of_the_link() -> None:
+    """Of eight that may be under way few are: each has the link nearly for itself."""
+    profile = a_profile(forward=(0.001, 0, 0))
+    fleet = a_fleet(servers(bandwidth=100 * 100 * 8), trainers(in_flight=8))
+    (group,) = replayed(fleet, profile, a_job(prefetch_bytes=100_000)).trainers
+    assert group.samples_per_second == pytest.approx(100, rel=0.07)
+    assert group.latency.p99 < 3 * 0.08
+
+
+def test_answers_begin_late_by_chance() -> None:
+    found = replayed(a_fleet(jobs=trainers(8), jitter=0.1), a_profile(forward=(0.00001, 0, 0)))
+    (group,) = found.trainers
+    assert group.latency.p50 == pytest.approx(0.069, abs=0.03)
+    assert group.latency.p99 > 0.3

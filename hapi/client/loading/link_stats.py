@@ -134,10 +134,8 @@ class LinkMeter:
     filled up meanwhile. So the rate of a stretch is that of the bytes that followed, once they are enough.
     """
 
-    def __init__(
-        self, arrived: Callable[[], int | None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._arrived, self._clock = arrived, clock
+    def __init__(self, arrived: Callable[[], int | None], clock: Callable[[], float] | None = None) -> None:
+        self._arrived, self._clock = arrived, clock or time.monotonic
         self._lock = threading.Lock()
         self._active = 0
         self._read = 0

@@ -22,10 +22,17 @@ EFFICIENCY = (0.7, 1.0)
 """Bounds of the part of a link's bandwidth that contents get."""
 OVERHEAD = (0.0, 0.2)
 """Bounds of a request's CPU seconds beside the profile."""
+JITTER = (0.0, 0.2)
+"""Bounds of the mean seconds, by chance, by which an answer begins later."""
 ROUNDS = 5
 """Steps of the search."""
-_STEPS = (0.002, 0.02)
-"""Differences of both parameters by which the effect of each is found."""
+REPEATS = 3
+"""Seeds over which a replay's rate is a mean."""
+_BOUNDS = (OVERHEAD, EFFICIENCY, JITTER)
+_STEPS = (0.002, 0.02, 0.01)
+"""Differences of the parameters by which the effect of each is found."""
+_Point = tuple[float, float, float]
+"""Overhead, efficiency and jitter."""
 _DAMPING = 1e-3
 
 
@@ -82,6 +89,7 @@ class Calibration:
 
     overhead: float
     efficiency: float
+    jitter: float
     errors: Sequence[RunError]
 
     def summary(self, *, hold_out: bool) -> tuple[float, float] | None:
@@ -91,15 +99,21 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        found: dict[str, Any] = {"overhead": self.overhead, "efficiency": self.efficiency}
+        found: dict[str, Any] = {
+            "overhead": self.overhead, "efficiency": self.efficiency, "jitter": self.jitter
+        }  # fmt: skip
         for name, hold_out in (("fitted", False), ("held_out", True)):
             summary = self.summary(hold_out=hold_out)
             found[name] = None if summary is None else {"median": summary[0], "worst": summary[1]}
         return {**found, "runs": [error.to_json() for error in self.errors]}
 
     def lines(self) -> list[str]:
-        """Return it for a person; the first two are lines of a fleet's file."""
-        found = [f"overhead: {self.overhead * 1e3:.3g}ms", f"efficiency: {self.efficiency:.4f}"]
+        """Return it for a person; the first three are lines of a fleet's file."""
+        found = [
+            f"overhead: {self.overhead * 1e3:.3g}ms",
+            f"efficiency: {self.efficiency:.4f}",
+            f"jitter: {self.jitter * 1e3:.3g}ms",
+        ]
         found += [
             f"{error.name}: observed {error.observed:.4g}, simulated {error.simulated:.4g}, {error.error:+.1%}"
             + (" (held out)" if error.hold_out else "")
@@ -133,7 +147,7 @@ def calibrate(
     rate_of: RateOf = bytes_per_second,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Calibration:
-    """Fit both parameters to the runs that are not held out, and replay all runs with them.
+    """Fit the parameters to the runs that are not held out, and replay all runs with them.
 
     Args:
         runs: observed ones.
@@ -147,22 +161,20 @@ def calibrate(
     if not fitted:
         raise UsageError("all runs are held out; leave hold_out away from some, which are fitted")
 
-    def logs(overhead: float, efficiency: float) -> Floats:
+    def logs(point: _Point) -> Floats:
         """Return the logarithm of simulated over observed of each run."""
-        rates = [rate_of(_with(run, overhead, efficiency), run.profiles) / run.rate for run in fitted]
+        rates = [_rate(run, point, rate_of) / run.rate for run in fitted]
         return np.log(np.maximum(rates, 1e-9))
 
-    overhead, efficiency = _least_squares(logs, tell)
+    point = _least_squares(logs, tell)
     errors = [
         RunError(
-            name=run.name,
-            hold_out=run.hold_out,
-            observed=run.rate,
-            simulated=rate_of(_with(run, overhead, efficiency), run.profiles),
+            name=run.name, hold_out=run.hold_out, observed=run.rate, simulated=_rate(run, point, rate_of)
         )
         for run in runs
     ]
-    return Calibration(overhead=overhead, efficiency=efficiency, errors=errors)
+    overhead, efficiency, jitter = point
+    return Calibration(overhead=overhead, efficiency=efficiency, jitter=jitter, errors=errors)
 
 
 def load_runs(path: str) -> list[ObservedRun]:
@@ -185,35 +197,43 @@ def load_runs(path: str) -> list[ObservedRun]:
     return found
 
 
-def _with(run: ObservedRun, overhead: float, efficiency: float) -> Fleet:
-    return replace(run.fleet, overhead=overhead, efficiency=efficiency)
+def _rate(run: ObservedRun, point: _Point, rate_of: RateOf) -> float:
+    """The rate of a run's replays with these parameters."""
+    overhead, efficiency, jitter = point
+    fleet = replace(run.fleet, overhead=overhead, efficiency=efficiency, jitter=jitter)
+    return statistics.fmean(
+        rate_of(replace(fleet, seed=fleet.seed + number), run.profiles) for number in range(REPEATS)
+    )
 
 
-def _least_squares(
-    logs: Callable[[float, float], Floats], tell: Callable[[str], None]
-) -> tuple[float, float]:
+def _least_squares(logs: Callable[[_Point], Floats], tell: Callable[[str], None]) -> _Point:
     """The point of the smallest squared errors: Gauss and Newton's steps, within bounds."""
-    bounds, now = (OVERHEAD, EFFICIENCY), (OVERHEAD[0], EFFICIENCY[1])
+    now: _Point = (OVERHEAD[0], EFFICIENCY[1], _STEPS[2])
     best, smallest = now, math.inf
     for number in range(ROUNDS):
-        off = logs(*now)
+        off = logs(now)
         size = float(np.sum(off**2))
         if size < smallest:
             best, smallest = now, size
-        tell(f"step {number + 1} of {ROUNDS}: overhead {now[0] * 1e3:.2f} ms, efficiency {now[1]:.4f}")
+        tell(
+            f"step {number + 1} of {ROUNDS}: overhead {now[0] * 1e3:.2f} ms, efficiency {now[1]:.4f}, "
+            f"jitter {now[2] * 1e3:.1f} ms"
+        )
         # Each parameter is moved into its bounds, in units of its own step.
         moves = [
             step if value + step <= high else -step
-            for value, step, (_, high) in zip(now, _STEPS, bounds, strict=True)
+            for value, step, (_, high) in zip(now, _STEPS, _BOUNDS, strict=True)
         ]
-        effects = np.stack(
-            [logs(now[0] + moves[0], now[1]) - off, logs(now[0], now[1] + moves[1]) - off], axis=1
-        )
-        change = np.linalg.solve(
-            effects.T @ effects + _DAMPING * np.eye(2) * max(size, 1e-9), -effects.T @ off
-        )
-        now = (
-            float(np.clip(now[0] + change[0] * moves[0], *OVERHEAD)),
-            float(np.clip(now[1] + change[1] * moves[1], *EFFICIENCY)),
-        )
-    return best if smallest <= float(np.sum(logs(*now) ** 2)) else now
+        effects = np.stack([logs(_moved(now, at, move)) - off for at, move in enumerate(moves)], axis=1)
+        damping = _DAMPING * np.eye(len(moves)) * max(size, 1e-9)
+        change = np.linalg.solve(effects.T @ effects + damping, -effects.T @ off)
+        for at, move in enumerate(moves):
+            now = _moved(now, at, float(change[at]) * move)
+    return best if smallest <= float(np.sum(logs(now) ** 2)) else now
+
+
+def _moved(point: _Point, at: int, by: float) -> _Point:
+    """A point with one parameter changed, within its bounds."""
+    moved = list(point)
+    moved[at] = float(np.clip(moved[at] + by, *_BOUNDS[at]))
+    return (moved[0], moved[1], moved[2])

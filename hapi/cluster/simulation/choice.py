@@ -111,9 +111,7 @@ class KnownServers:
             number = listed.ranked[place] if providers else place
             if number not in self._asked:
                 self._next[providers] = place
-                return KnownServer(
-                    server=listed.servers[number], number=number, place=listed.places[number]
-                )
+                return KnownServer(server=listed.servers[number], number=number, place=listed.places[number])
             place += 1
         self._next[providers] = place
         return None

@@ -125,6 +125,8 @@ class Fleet:
                             unit="duration")  # fmt: skip
     overhead: float = setting("CPU time of a request on the server beside its profile", default=0.0, low=0,
                               unit="duration")  # fmt: skip
+    jitter: float = setting("mean delay of an answer's beginning, by chance", default=0.0, low=0,
+                            unit="duration")  # fmt: skip
     efficiency: float = setting(
         "part of each link's bandwidth that contents get", default=1.0, above=0, high=1
     )

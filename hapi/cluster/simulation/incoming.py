@@ -1,4 +1,4 @@
-"""A trainer's side of its link in simulated time: the client's own meter and pacer, told the bytes that have crossed."""
+"""A trainer's side of its link in simulated time: the client's own meter and pacer, told the bytes that have come."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class IncomingLink:
     def held_back(self, split: int) -> bool:
         """Return whether the next request, at ``split``, has to wait; :attr:`wake` is called later then."""
         delay = self.pacer.delay(split)
-        if not delay:
-            return False
+        if not delay or self._learned.rate is None:
+            return delay > 0  # an answer comes before the link is known
         at = self._env.now + max(delay, SHORTEST_WAIT)
         if at < self._due_at:
             self._timer += 1

@@ -157,6 +157,7 @@ class Simulation:
             tier=profile.client_tier,
             frame=frame,
             request_seconds=profile.link.request_seconds,
+            jitter=self.fleet.jitter,
             pause=group.pause,
             batches=group.batches,
         )
@@ -206,7 +207,7 @@ class Simulation:
     def _listed(
         self, group: TrainerGroup, profile: Profile, servers: list[SimulatedServer]
     ) -> tuple[ServerList, tuple[float, float]]:
-        """A trainer's list of servers; and their mean speed, with the bytes per second that it would get of them all."""
+        """A trainer's list of servers; and their mean speed, with the bytes per second that it would get of all."""
         speed = sum(self._speeds[server.name] for server in servers) / len(servers)
         return ServerList.of(servers, profile.model), (speed, self._alone_rate(group, servers))
 

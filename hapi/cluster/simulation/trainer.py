@@ -75,6 +75,8 @@ class Work:
     frame: int
     """Samples of a frame."""
     request_seconds: float
+    jitter: float
+    """Mean seconds, by chance, by which an answer begins later."""
     pause: float
     """Seconds of waiting that belong to each step."""
     batches: int | None
@@ -223,7 +225,7 @@ class SimulatedTrainer:
             asked, before = known.asked(split, part.missing, env.now), part.missing
             request = self._request(part)
             try:
-                yield env.timeout(self.work.request_seconds)
+                yield env.timeout(self.work.request_seconds + self._jitter())
                 yield from known.server.serve(request)
             except HapiError as error:
                 self._failed(known, error)
@@ -238,6 +240,9 @@ class SimulatedTrainer:
         self._in_flight -= 1
         part.pacer.done(part, split, round(part.samples * self.work.costs(split).wire_bytes))
         self._send_requests()
+
+    def _jitter(self) -> float:
+        return self._rng.expovariate(1 / self.work.jitter) if self.work.jitter else 0.0
 
     def _request(self, part: _Part) -> SimulatedRequest:
         split = part.batch.split
@@ -264,7 +269,9 @@ class SimulatedTrainer:
         nbytes = round(samples * request.costs.wire_bytes)
         # As for the client's own meter: what was sent after all of it was made has crossed since then.
         one_frame = report.cos_batch >= samples
-        self._link.meter.crossed(nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds)
+        self._link.meter.crossed(
+            nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds
+        )
         self.splits.answered(split, samples, nbytes, report, self.work.request_seconds + report.first)
 
     # -- what comes in -----------------------------------------------------------------------------------
