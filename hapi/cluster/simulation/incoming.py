@@ -37,7 +37,7 @@ class IncomingLink:
         env = self._env
         self.meter = LinkMeter(self._arrived, lambda: env.now)
         self.pacer = RequestPacer(self._arrived, self.meter, self._learned, lambda: env.now)
-        self._told = 0.0
+        self._reported = 0.0
 
     def begins(self, transfer: Transfer) -> None:
         """Note that a frame begins to cross."""
@@ -66,7 +66,7 @@ class IncomingLink:
 
     def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """Return what the meter has measured since the last call: arrivals, and bounds on others."""
-        since, self._told = self._told, self._env.now
+        since, self._reported = self._reported, self._env.now
         return self.meter.rates(since), self.meter.bounds(since)
 
     def _arrived(self) -> int:
