@@ -278,9 +278,6 @@ class Engine:
             else:
                 self._write(drive, write)
 
-    def _has_work(self, drive: _Drive) -> bool:
-        return self._next_read(drive) is not None or self._may_write(drive)
-
     def _next_read(self, drive: _Drive) -> int | None:
         """Number to read now: first one whose gradient is there, then one that is expected; None without a buffer."""
         while drive.asked and drive.asked[0] not in self._submitted:

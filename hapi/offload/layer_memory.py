@@ -19,9 +19,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Working:
-    """Most bytes that one layer's passes take beside the saved activations: temporary ones, gradients between layers.
+    """Most bytes that one layer's passes take beside the saved activations: temporary ones, gradients between layers,
+    and a parameter's gradient while backward makes it.
 
-    Parameters and their gradients are left out.
+    Parameters and the gradients that they have are left out.
     """
 
     forward: int = 0
@@ -36,6 +37,26 @@ class Working:
     """In its backward pass together with what it still has saved, its input included."""
     output: int = 0
     """Its output, whose gradient is there while the layer is computed a second time."""
+    ahead: int = 0
+    """Gradients of passes before that are read ahead while it is computed."""
+    waiting: int = 0
+    """Gradients that wait for their update in its backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientRoom:
+    """Most bytes of parameters' gradients that are in memory for a while, beside the one that backward makes."""
+
+    total: int = 0
+    """Bytes of the gradients of all parameters."""
+    waiting: int = 0
+    """Of those that wait for their update."""
+    ahead: int = 0
+    """Of those that are read ahead before backward."""
+
+    def waiting_beside(self, largest: int) -> int:
+        """Compute the bytes that wait while one of ``largest`` bytes is made."""
+        return max(0, min(self.waiting, self.total - largest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +153,7 @@ def highest_use(layers: Sequence[Layer], plans: Sequence[LayerPlan], buffer_byte
         leaves = [min(limit, held + min(buffer_bytes, away)) for held, away in (before, (kept, swapped))]
         is_near = before[0] - last_swapped <= buffer_bytes  # bytes come back while this layer is used
         comes = leaves if is_near else [before[0], kept]
-        after = layer.working.after + (leaves[1] if number < len(layers) else kept)
+        after = layer.working.after + layer.working.ahead + (leaves[1] if number < len(layers) else kept)
         highest = max(highest, after, _forward(layer, plan, *leaves), _backward(layer, plan, *comes))
     return highest
 
@@ -146,9 +167,10 @@ def _forward(layer: Layer, plan: LayerPlan, before: int, now: int) -> int:
         before: bytes on the device of what the layers before it saved.
         now: its own that are saved included.
     """
+    ahead = layer.working.ahead
     if plan.action is Action.RECOMPUTE:
-        return now + _own_forward(layer) - layer.input_bytes
-    return min(before + _own_forward(layer), now + layer.working.forward)
+        return now + _own_forward(layer) - layer.input_bytes + ahead
+    return min(before + _own_forward(layer), now + layer.working.forward) + ahead
 
 
 def _backward(layer: Layer, plan: LayerPlan, before: int, now: int) -> int:
@@ -156,8 +178,8 @@ def _backward(layer: Layer, plan: LayerPlan, before: int, now: int) -> int:
     working = layer.working
     own = max(working.backward_with_own, working.backward, layer.all_bytes)
     if plan.action is Action.RECOMPUTE:
-        return now + max(_own_forward(layer) + working.output, own) - layer.input_bytes
-    return min(before + own, now + working.backward)
+        return now + max(_own_forward(layer) + working.output, own) - layer.input_bytes + working.waiting
+    return min(before + own, now + working.backward) + working.waiting
 
 
 def _own_forward(layer: Layer) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,21 +32,28 @@ class Lifetime:
         self.handles: list[Any] = []
         """Hooks to be removed at the end."""
         self._closed = self._failed = False
+        self._lock = threading.RLock()  # backward has a thread for each device
+        self._process = os.getpid()
         atexit.register(self._at_exit)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Use the states in the block: a disk's error becomes OffloadError, and any error keeps the files."""
-        if self._closed:
-            raise UsageError("this offloaded optimizer is closed")
-        try:
-            yield
-        except OSError as error:
-            self._failed = True
-            raise failure(error, self._where, self._store, self._resumes) from error
-        except BaseException:
-            self._failed = True
-            raise
+        with self._lock:
+            if self._closed:
+                raise UsageError("this offloaded optimizer is closed")
+            try:
+                yield
+            except OSError as error:
+                self._failed = True
+                raise failure(error, self._where, self._store, self._resumes) from error
+            except BaseException:
+                self._failed = True
+                raise
+
+    def has_recovered(self) -> None:
+        """Note a whole step: what went wrong before it, and was caught, leaves nothing to go on from."""
+        self._failed = False
 
     def close(self, *, remove: bool) -> None:
         """Finish the last commit, end the threads, and remove the files unless a next run goes on from a failure."""
@@ -65,4 +74,6 @@ class Lifetime:
         self._store.close(remove=remove and not (self._failed and self._resumes))
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked process has neither the threads nor the files
         self.close(remove=getattr(sys, "last_value", None) is None)

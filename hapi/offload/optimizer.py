@@ -15,8 +15,10 @@ from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
-from hapi.offload.loop.hooks import attach
+from hapi.offload.loop.fixed import FixedOptimizer
+from hapi.offload.loop.hooks import attach, is_alone
 from hapi.offload.loop.kept_gradients import KeptGradients
+from hapi.offload.loop.pending import PendingGradients
 from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
@@ -34,7 +36,7 @@ backward, as ZeRO-Infinity does.
 """
 
 
-class OffloadedOptimizer(torch.optim.Optimizer):
+class OffloadedOptimizer(FixedOptimizer):
     """Takes the steps of a user's optimiser, bit by bit, with its states elsewhere; see ``hapi.offload_training``.
 
     It works ahead: a parameter's gradient is consumed as soon as backward has made it, in the expectation that the loop
@@ -75,13 +77,11 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         )
         self._shards = Shards(model, self._parameters, layout)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
-        self._waiting = [0] * len(layout.pieces)
-        """Gradients that a piece still waits for."""
+        self._pending = PendingGradients(layout, self._parameters, self._engine.has_record)
         self._speculated: dict[int, list[tuple[int, int]]] = {}
         """Pieces that were handed to the engine before the step, each with its parameters' and gradients' numbers."""
         self._redone: set[int] = set()
         """Pieces whose values in memory are not those before the step."""
-        self._pending = 0
         self._is_taken_back = False  # whether what this step computed ahead was forgotten
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
@@ -138,6 +138,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._engine.drain()
             self._shards.share_values(sorted(wanted))
             self._commit(active, wanted)
+        self._lifetime.has_recovered()
         self._expected.learn(active, self._is_taken_back)
         self._activations.step_done()
         self._watch.step_done()
@@ -220,12 +221,17 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 raise UsageError(
                     f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
                 )
-            if not known.has_gradient or gradient is not known.offloaded:
+            if known.is_aside:
+                is_own = is_alone(gradient)  # before there is a further view of it
+                known.put_back()
+                known.accumulate(gradient.detach(), is_own=is_own)
+            elif not known.has_gradient or gradient is not known.offloaded:
                 if known.is_submitted:
                     self._undo()
                 known.take(gradient)
-                del gradient
                 known.parameter.grad = known.offloaded
+            del gradient
+            known.note_stream()
             known.passes += 1
             left = self._expected.passes - known.passes
             known.is_added_to = left > 1
@@ -247,28 +253,20 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if not self._speculated:
             self._update.options = [options_of(group) for group in self.param_groups]
             self._update.expected = self._expected.changes
-        ready = []
-        for number in known.pieces:
-            self._waiting[number] -= 1
+        ready = self._pending.arrive(known)
+        for number in ready:
             used = self._used(number)
-            if (
-                self._waiting[number]
-                or not self._engine.has_record[number]
-                or any(one.is_foreign for one in used)
-            ):
-                continue
-            ready.append(number)
             self._speculated[number] = [(one.number, one.generation) for one in used if one.has_gradient]
             for one in used:
                 one.is_submitted = one.is_submitted or one.has_gradient
                 one.is_lent = not (self._expected.keeps or one.keeps_in_memory)
         self._expected.note_arrival(ready)
         self._counts["speculated_pieces"] += len(ready)
-        self._pending += known.bytes_in_memory
         self._engine.submit(ready)
         self._engine.help()
-        if not known.keeps_in_memory:
-            self._engine.wait_for_room(lambda: self._pending + self._kept.held <= PENDING_BYTES)
+        if not known.keeps_in_memory:  # those of passes before are read ahead beside
+            room = PENDING_BYTES if self._expected.passes <= 1 else PENDING_BYTES // 2
+            self._engine.wait_for_room(lambda: self._pending.nbytes <= room)
 
     # -- the engine's thread ---------------------------------------------------------------------------------
 
@@ -283,8 +281,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             known.pieces_left -= 1
             if known.pieces_left:
                 continue
-            if self._update.expected is not None:
-                self._pending -= known.bytes_in_memory
+            self._pending.leave(known)
             if self._expected.keeps:
                 known.put_away()
             elif not known.keeps_in_memory:
@@ -297,18 +294,14 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._speculated.clear()
         self._redone.clear()
         self._is_taken_back = False
-        self._pending = 0
-        self._waiting = [
-            sum(segment.parameter in self._expected.active for segment in piece.segments)
-            for piece in self._layout.pieces
-        ]
+        self._pending.begin(self._expected.active)
         for known in self._parameters:
             known.is_submitted = known.takes_memory = known.is_added_to = False
             known.norm_wanted = known.was_touched = False
             known.pieces_left = len(known.pieces)
             known.passes = 0
         order = self._expected.order if self._expected.is_on else ()
-        self._engine.expect(number for number in order if self._waiting[number])
+        self._engine.expect(number for number in order if self._pending.is_awaited(number))
 
     def _gather(self) -> list[TrainedParameter]:
         """Return the parameters with a gradient, as the loop left them."""

@@ -59,6 +59,8 @@ class TrainedParameter:
     """Whether the gradient is consumed by work that was begun, and not kept."""
     is_added_to: bool = False
     """Whether a further pass is expected to add to what the next one adds: its gradient stays in the store then."""
+    is_aside: bool = False
+    """Whether the kept gradient left its place to the one that backward makes now, which it is added to."""
     pieces_left: int = 0
     """Pieces that are not computed yet in this step."""
     on_change: Callable[[], None] = lambda: None
@@ -67,6 +69,7 @@ class TrainedParameter:
     """Whether a loop asked for its norm in this step."""
     was_touched: bool = False
     """Whether a loop looked at the gradient, or changed it, in this step."""
+    _made: torch.cuda.Event | None = None
     _gradient: torch.Tensor | None = None
     _is_stored: bool = False
     _norm: torch.Tensor | None = None
@@ -80,6 +83,10 @@ class TrainedParameter:
                 f"{self.name} is {str(parameter.dtype).removeprefix('torch.')}: offloaded training takes parameters in "
                 "float32, bfloat16 or float16"
             )
+        if parameter.is_meta:
+            raise UsageError(
+                f"{self.name} is on the device meta: give it values before hapi.offload_training"
+            )
         strides = parameter.stride()
         order = sorted(range(parameter.dim()), key=lambda axis: (-strides[axis], axis))
         if not parameter.detach().permute(order).is_contiguous():
@@ -87,6 +94,7 @@ class TrainedParameter:
                 f"{self.name} does not own its memory (an expanded or strided view): make it contiguous first"
             )
         self.version = parameter._version
+        self._form = parameter.shape, parameter.dtype, parameter.device
 
     @property
     def size(self) -> ParameterSize:
@@ -107,6 +115,21 @@ class TrainedParameter:
     def is_foreign(self) -> bool:
         """Whether somebody else changed the values in memory since the last step (``load_state_dict``)."""
         return self.parameter._version != self.version + self.writes
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what is known of its values and its gradient is what the loop has."""
+        return not self.is_foreign and (self._offloaded is None or self.is_handed_over)
+
+    def check_form(self) -> None:
+        """Raise UsageError unless it has the form that its states were made for."""
+        shape, dtype, device = self._form
+        parameter = self.parameter
+        if (parameter.shape, parameter.dtype, parameter.device) != self._form:
+            raise UsageError(
+                f"{self.name} is {tuple(parameter.shape)} in {parameter.dtype} on {parameter.device} now, and was "
+                f"{tuple(shape)} in {dtype} on {device}: change a model before hapi.offload_training"
+            )
 
     def settle(self) -> None:
         """Take the values in memory for those that the states belong to."""
@@ -132,9 +155,9 @@ class TrainedParameter:
         return self._offloaded is not None
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the gradient can be read (again)."""
-        return self._gradient is not None or self._is_stored
+    def is_handed_over(self) -> bool:
+        """Whether ``parameter.grad`` is the gradient that was handed over, and not another one, or none."""
+        return self._offloaded is not None and self.parameter.grad is self._offloaded
 
     @property
     def bytes_in_memory(self) -> int:
@@ -147,6 +170,29 @@ class TrainedParameter:
         self.generation += 1
         self._gradient = laid_out(gradient, self.parameter)
         self.offloaded  # noqa: B018 - makes it
+
+    def set_aside(self) -> bool:
+        """Take a kept gradient out of ``parameter.grad``; return whether there was one that is not in memory."""
+        if not (self.is_handed_over and self._is_stored and self._gradient is None) or self.is_lent:
+            return False
+        self.parameter.grad, self.is_aside = None, True
+        return True
+
+    def put_back(self) -> None:
+        """Undo :meth:`set_aside`."""
+        if self.is_aside:
+            self.parameter.grad, self.is_aside = self.offloaded, False
+
+    def note_stream(self) -> None:
+        """Let :meth:`wait_for_device` wait for what the device's current stream has to do."""
+        device = self.parameter.device
+        if device.type == "cuda":
+            self._made = torch.cuda.current_stream(device).record_event()
+
+    def wait_for_device(self) -> None:
+        """Let the current stream wait until the gradient is made, and backward needs the values no more."""
+        if self._made is not None:
+            torch.cuda.current_stream(self.parameter.device).wait_event(self._made)
 
     def drop(self) -> None:
         """Forget the gradient."""
@@ -202,10 +248,10 @@ class TrainedParameter:
     def value(self) -> torch.Tensor:
         """Return the gradient with its changes."""
         self.was_touched = True
-        whole = self._whole().clone(memory_format=torch.preserve_format)
-        for change in self.changes:
-            change.apply(whole)
-        return whole
+        whole = self._whole()
+        if whole is self._gradient:
+            whole = whole.clone(memory_format=torch.preserve_format)
+        return self._changed(whole)
 
     def replace(self, gradient: torch.Tensor) -> None:
         """Take a changed gradient."""
@@ -217,16 +263,26 @@ class TrainedParameter:
         self.generation += 1
         self.put_away()
 
-    def accumulate(self, gradient: torch.Tensor) -> None:
-        """Add a further backward pass's gradient, as autograd does: in place, in the parameter's type."""
+    def accumulate(self, gradient: torch.Tensor, *, is_own: bool = False) -> None:
+        """Add a further backward pass's gradient, as autograd does: in place, in the parameter's type.
+
+        Args:
+            gradient: of the further pass.
+            is_own: whether its memory is this parameter's from now on. A gradient in the store is then added to it, so
+                that the memory never holds both.
+        """
         self._tell()
-        if self.is_added_to and self.spans() and not (self.changes or self.is_lent):
-            self._add_in_store(flat_view(laid_out(gradient, self.parameter)))
+        added = laid_out(gradient, self.parameter)
+        is_away = self._is_stored and self._gradient is None and not self.is_lent
+        if self.is_added_to and is_away and not self.changes:
+            self._add_in_store(flat_view(added))
             return
-        whole = self._whole()
-        for change in self.changes:
-            change.apply(whole)
-        whole.add_(laid_out(gradient, self.parameter))
+        if is_own and is_away:
+            whole, flat = added, flat_view(added)
+            for start, stop in self.parts:
+                flat[start:stop].add_(self._changed(self._read(start, stop)).to(flat.device))
+        else:
+            whole = self._changed(self._whole()).add_(added)
         self.changes.clear()
         self.generation += 1
         self._gradient, self._norm, self._is_stored = whole, None, False
@@ -236,6 +292,12 @@ class TrainedParameter:
         self.was_touched = True
         if change.name.startswith("clamp") or change.operands != (1.0,):
             self.changes.append(change)
+
+    def _changed(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply the changes that were noted, in place."""
+        for change in self.changes:
+            change.apply(values)
+        return values
 
     def _tell(self) -> None:
         if self.is_submitted:
@@ -283,9 +345,10 @@ def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
     """Look, while the engine has no work, for parameters that somebody else changed since their last step.
 
     Raises:
-        UsageError: one was changed after backward had given it new values.
+        UsageError: one was changed after backward had given it new values, or has another type or device.
     """
     for known in parameters:
+        known.check_form()
         known.takes_memory = known.is_foreign
         if known.writes and known.is_foreign:
             raise UsageError(

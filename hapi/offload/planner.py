@@ -93,7 +93,11 @@ class Problem:
     def other_bytes(self) -> int:
         """Most bytes that a pass takes beside what layers save."""
         each = (layer.working for layer in self.layers)
-        return max((max(w.forward + w.output, w.after, w.backward) for w in each), default=0)
+        moments = (
+            max(w.forward + w.output + max(w.ahead, w.waiting), w.after + w.ahead, w.backward + w.waiting)
+            for w in each
+        )
+        return max(moments, default=0)
 
     @property
     def fits(self) -> bool:
@@ -154,7 +158,7 @@ class Plan:
     forward_seconds: float
     backward_seconds: float
     peak_bytes: int
-    """Most bytes on the device: of saved activations, buffers, and all else that a pass takes."""
+    """Most bytes on the device: of saved activations, buffers, waiting gradients, and all else that a pass takes."""
     most_bytes: int
     """Bytes of saved activations on the device that are never exceeded, those on their way included."""
     case: Case

@@ -17,6 +17,9 @@ from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
 from hapi.offload.activations.offload import ActivationOffload, check_policy
 from hapi.offload.engine import BUFFERS, PENDING_BYTES
+from hapi.offload.layer_memory import GradientRoom
+from hapi.offload.loop.fixed import refuse_steps
+from hapi.offload.loop.hooks import check_not_followed
 from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
@@ -87,6 +90,8 @@ def offload_training(
         raise UsageError(f"mode={mode!r}: take one of {', '.join(MODES)}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    if keep_gradients not in (None, True, False):
+        raise UsageError(f"keep_gradients={keep_gradients!r}: give True, False, or None to learn it")
     check_optimizer(optimizer)
     check_policy(activations)
     room = _room(memory, model)
@@ -137,8 +142,13 @@ def offload_states(
         _named(folders),
         _cost(folders, layout, parameters),
     )
-    left = max(_memory_left(room, parameters, layout, folders), _LEAST_BYTES)
-    swapped = ActivationOffload(model, left, folders, activations, traffic=_traffic(layout, parameters))
+    is_alone = shares_of(model)[1] == 1
+    gradients = _gradient_room(parameters, is_alone)
+    left = max(_memory_left(room, parameters, layout, folders, gradients), _LEAST_BYTES + gradients.waiting)
+    swapped = ActivationOffload(
+        model, left, folders, activations, traffic=_traffic(layout, parameters), gradients=gradients
+    )
+    refuse_steps(optimizer)
     return OffloadedOptimizer(
         optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
         where=_named(folders), activations=swapped.install(), resumes=resumes,
@@ -150,32 +160,48 @@ def _named(folders: Sequence[Path]) -> str:
 
 
 def _memory_left(
-    room: int, parameters: Sequence[TrainedParameter], layout: Layout, folders: Sequence[Path]
+    room: int,
+    parameters: Sequence[TrainedParameter],
+    layout: Layout,
+    folders: Sequence[Path],
+    gradients: GradientRoom,
 ) -> int:
-    """Return the bytes that activations may take; warns where the memory is too small, or nothing frees it."""
-    left = room - _bytes_left_in_memory(parameters, layout)
+    """Return the bytes that a pass may take; warns where the memory is too small, or nothing frees it."""
+    asked, room = room, room - _bytes_left_in_memory(parameters, layout, gradients)
+    largest = max((known.parameter.nbytes for known in parameters), default=0)
+    left = room - min(gradients.total, gradients.waiting + largest)
     if left < 0:
         log.warning(
             "%s of memory does not hold the trained parameters and their buffers: it takes %s more",
-            format_bytes(room),
+            format_bytes(asked),
             format_bytes(-left),
         )
     if not folders and all(known.parameter.device.type == "cpu" for known in parameters):
         log.warning(
             "the states go to the memory that the CPU trains in, which frees none of it: a disk would"
         )
-    return left
+    return room
 
 
-def _bytes_left_in_memory(parameters: Sequence[TrainedParameter], layout: Layout) -> int:
-    """Bytes that offloaded training keeps in memory, activations left out."""
+def _gradient_room(parameters: Sequence[TrainedParameter], is_alone: bool) -> GradientRoom:
+    """Gradients that come and go within a pass; none where all stay in memory until the step."""
     values = sum(known.parameter.nbytes for known in parameters)
-    largest = max((known.parameter.nbytes for known in parameters), default=0)
-    is_kept = any(known.keeps_in_memory for known in parameters)
-    gradients = values if is_kept else min(values, PENDING_BYTES + largest)
+    if not is_alone or any(known.keeps_in_memory for known in parameters):
+        return GradientRoom()
+    return GradientRoom(
+        total=values, waiting=min(values, PENDING_BYTES), ahead=min(values, PENDING_BYTES // 2)
+    )
+
+
+def _bytes_left_in_memory(
+    parameters: Sequence[TrainedParameter], layout: Layout, gradients: GradientRoom
+) -> int:
+    """Bytes that offloaded training keeps in memory all the time; ``gradients`` are those that come and go."""
+    values = sum(known.parameter.nbytes for known in parameters)
     record = max((piece.nbytes for piece in layout.pieces), default=0)
     own = record  # what an update makes, and gradients of a piece that is not complete
-    return values + gradients + BUFFERS * record * len(layout.slot_bytes) + own
+    kept = 0 if gradients.total else values
+    return values + kept + BUFFERS * record * len(layout.slot_bytes) + own
 
 
 def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTraffic:
@@ -263,6 +289,7 @@ def _make(
         )
         at += parameter.nbytes
         parameters.append(known)
+    check_not_followed(parameters)
     rank, ranks = shares_of(model)
     layout = plan_pieces([known.size for known in parameters], max(len(folders), 1), rank=rank, ranks=ranks)
     for piece in layout.pieces:

@@ -29,8 +29,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise UsageError(f"{type(optimizer).__name__} cannot be offloaded: take one of torch's {names}")
     for group in optimizer.param_groups:
-        if group.get("differentiable"):
-            raise UsageError("an optimiser with differentiable=True cannot be offloaded")
+        for option in ("differentiable", "capturable"):
+            if group.get(option):
+                raise UsageError(f"an optimizer with {option}=True cannot be offloaded: leave it out")
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class PieceUpdate:
         computed = []
         for segment in piece.segments:
             known = self._parameters[segment.parameter]
+            known.wait_for_device()
             master, own = master_of(segment, loaded.buffer), known.flat[segment.start : segment.stop]
             is_recorded = loaded.has_master and not known.takes_memory
             if not known.has_gradient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from hapi.models.warm_up import warm_up_libraries
 from hapi.offload.activations.saved import Key
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.watching import MemoryWatch, Moment
-from hapi.offload.layer_memory import Layer
+from hapi.offload.layer_memory import GradientRoom, Layer
 from hapi.offload.planner import Machine
 
 _LINK_BYTES = 64 << 20
@@ -131,13 +131,14 @@ class IterationMeasure:
         now.flops += counter.get_total_flops()
         now.changed_buffers |= versions != [buffer._version for buffer in module.buffers()]
 
-    def planned(self, reasons: Sequence[str | None]) -> tuple[list[Layer], float]:
+    def planned(self, reasons: Sequence[str | None], gradients: GradientRoom) -> tuple[list[Layer], float]:
         """Return the layers for the planner, in the order of the pass, and the measured operations a second.
 
         A layer without counted operations (elementwise ones are not counted) has those that its seconds stand for.
 
         Args:
             reasons: why each layer cannot be recomputed; None where it can.
+            gradients: that are in memory for a while.
         """
         counted = [x for x in self.highest if x.flops and x.seconds > _CLOCK_SECONDS]
         seconds = sum(x.seconds for x in counted)
@@ -154,10 +155,18 @@ class IterationMeasure:
                     stored_before=x.stored_before,
                     tensors=tuple(x.tensors),
                     recomputable=reasons[number] is None,
-                    working=self.watch.working(number, sum(layer.all_bytes for layer in layers)),
+                    working=replace(
+                        self.watch.working(number, sum(layer.all_bytes for layer in layers)),
+                        ahead=gradients.ahead,
+                        waiting=gradients.waiting_beside(self._largest_gradient(number)),
+                    ),
                 )
             )
         return layers, rate
+
+    def _largest_gradient(self, layer: int) -> int:
+        trained = (x for x in self._layers[layer][1].parameters() if x.requires_grad)
+        return max((parameter.nbytes for parameter in trained), default=0)
 
 
 def measured_machine(

@@ -24,7 +24,8 @@ from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import ActivationError, LayerRoom, Swapper
 from hapi.offload.activations.watching import Moment
-from hapi.offload.layer_memory import Action, highest_use, keep_whole
+from hapi.offload.layer_memory import Action, GradientRoom, highest_use, keep_whole
+from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
 from hapi.units import format_bytes
@@ -49,7 +50,7 @@ def check_policy(policy: str) -> None:
         raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
 
 
-class ActivationOffload:
+class ActivationOffload(BoundToModel):
     """Holds a model's saved activations in ``memory`` bytes; gradients are bit by bit those of plain training.
 
     The first iteration is measured: what it saves beyond half of the memory goes to the tiers below. From the second
@@ -69,6 +70,7 @@ class ActivationOffload:
         policy: str = "auto",
         *,
         traffic: StateTraffic | None = None,
+        gradients: GradientRoom | None = None,
     ) -> None:
         """Prepare; nothing changes before :meth:`install`.
 
@@ -78,6 +80,7 @@ class ActivationOffload:
             folders: one on each drive to swap to; None without a disk.
             policy: "auto" plans; "keep" changes nothing; "swap" recomputes nothing; "recompute" all it can.
             traffic: bytes that the optimiser's states move at the same time.
+            gradients: those that are in ``memory`` for a while; None where all have memory of their own.
 
         Raises:
             UsageError: an unknown policy, or a folder that cannot be written.
@@ -85,7 +88,7 @@ class ActivationOffload:
         check_policy(policy)
         self._model, self._memory, self._policy = model, memory, policy
         self._folders = list(folders or ())
-        self._traffic = traffic or StateTraffic()
+        self._traffic, self._gradients = traffic or StateTraffic(), gradients or GradientRoom()
         self._layers = layers_of(model)
         self._numbers = weakref.WeakKeyDictionary({module: i for i, (_, module) in enumerate(self._layers)})
         self._buffer_bytes = min(_MAX_BUFFER_BYTES, max(1, memory // _BUFFER_SHARE))
@@ -119,23 +122,13 @@ class ActivationOffload:
             self._give_back()  # states are elsewhere because memory is short, and gradients come and go
         if self._policy == "keep" or self._handles:
             return self
-        this = self
-
-        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module is this._model:  # and not a copy of it
-                this._begin_pass(args, kwargs)
-
-        def end(module: nn.Module, *_: object) -> None:
-            if module is this._model and this._plan is not None:
-                this._swapper.let_leave(sum(layer.kept_bytes for layer in this._plan.layers))
-
         self._handles = [
-            self._model.register_forward_pre_hook(begin, with_kwargs=True),
-            self._model.register_forward_hook(end),
+            self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
+            self._model.register_forward_hook(self._end_pass),
         ]
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return this._call(module, args, kwargs)
+            return self._call(module, args, kwargs)
 
         for _, module in self._layers:  # a bound method: a copy of the module gets one that is bound to it
             self._replaced.append((module, module.__dict__.get("forward")))
@@ -210,8 +203,12 @@ class ActivationOffload:
         kept = [tensor.untyped_storage()._cdata for tensor in stays if tensor.layout is torch.strided]
         self._swapper.exempt = frozenset(kept)
 
-    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled():
+    def _end_pass(self, module: nn.Module, *_: object) -> None:
+        if module is self._model and self._plan is not None:
+            self._swapper.let_leave(sum(layer.kept_bytes for layer in self._plan.layers))
+
+    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is not self._model or not torch.is_grad_enabled():  # a copy has this hook too
             return
         self.step_done()
         inputs = tensors_in((args, kwargs))
@@ -330,7 +327,7 @@ class ActivationOffload:
             if why is None and measure.highest[number].saved_bytes <= 0:
                 why = "it would free nothing: it saves no more than its input"
             self._reasons[number] = why
-        layers, rate = measure.planned(self._reasons)
+        layers, rate = measure.planned(self._reasons, self._gradients)
         largest = measure.largest_bytes  # beside those on their way there are an operator's own
         self._swapper.buffer_bytes = max(self._buffer_bytes - largest, largest)
         buffers = self._swapper.buffer_bytes + largest

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
+from torch.autograd import Variable
 
+from hapi.errors import UsageError
+from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.parameters import TrainedParameter
 
 
@@ -28,24 +34,87 @@ def attach(
     Returns:
         Handles; ``remove()`` ends each.
     """
-    handles: list[Any] = [
-        known.parameter.register_post_accumulate_grad_hook(lambda _, known=known: on_gradient(known))
-        for known in parameters
-        if known.parameter.requires_grad
-    ]
+    followed = [known for known in parameters if known.parameter.requires_grad]
+    uses_of_one()  # measured outside of any backward pass
+    handles: list[Any] = []
+    for known in followed:
+        handles.append(known.parameter.register_post_accumulate_grad_hook(_GradientHook(known, on_gradient)))
+        if not known.keeps_in_memory:
+            handles.append(known.parameter.register_hook(_making_way(known)))
     by_identity = {id(known.parameter): known for known in parameters}
     for module in model.modules():
         own = [by_identity.get(id(parameter)) for parameter in module.parameters(recurse=False)]
         used = [known for known in own if known is not None]
         if used:
-            hook = _checking(used, before_use)
+            hook = _UseHook(module, used, before_use)
             handles += [module.register_forward_pre_hook(hook), module.register_state_dict_pre_hook(hook)]
     return handles
 
 
-def _checking(used: Sequence[TrainedParameter], before_use: Callable[[], None]) -> Callable[..., None]:
-    def hook(module: nn.Module, *args: object) -> None:
-        if any(known.is_submitted for known in used):
-            before_use()
+def check_not_followed(parameters: Iterable[TrainedParameter]) -> None:
+    """Raise UsageError for a parameter that another offloaded optimizer follows."""
+    for known in parameters:
+        hooks = known.parameter._post_accumulate_grad_hooks or {}
+        if any(isinstance(hook, _GradientHook) for hook in hooks.values()):
+            raise UsageError(
+                f"{known.name} is trained by another offloaded optimizer: close() that one first, or go on with it"
+            )
+
+
+class _GradientHook:
+    """Hands a parameter's gradient over."""
+
+    def __init__(self, known: TrainedParameter, on_gradient: Callable[[TrainedParameter], None]) -> None:
+        self._known, self._on_gradient = known, on_gradient
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Tell of the gradient."""
+        self._on_gradient(self._known)
+
+
+class _UseHook(BoundToModel):
+    """Gives a module's parameters back the values that they have before the step, when it is used."""
+
+    def __init__(
+        self, owner: nn.Module, used: Sequence[TrainedParameter], before_use: Callable[[], None]
+    ) -> None:
+        self._owner, self._used, self._before_use = weakref.ref(owner), used, before_use
+
+    def __call__(self, module: nn.Module, *args: object) -> None:
+        """Look whether values of a step that is not taken yet are in memory; a copy has values of its own."""
+        if module is self._owner() and any(known.is_submitted for known in self._used):
+            self._before_use()
+
+
+def _making_way(known: TrainedParameter) -> Callable[[torch.Tensor], None]:
+    """Return a hook that lets autograd give a further gradient away, to which the kept one is added part by part.
+
+    Otherwise the memory would hold both. A pass that only asks for the gradient, without accumulating it
+    (``torch.autograd.grad``), finds the kept one in its place at its end.
+    """
+
+    def hook(gradient: torch.Tensor) -> None:
+        if known.set_aside():
+            Variable._execution_engine.queue_callback(known.put_back)
 
     return hook
+
+
+def is_alone(gradient: torch.Tensor) -> bool:
+    """Return whether a gradient, in the hook that gets it, shares its memory with no tensor that a pass still uses."""
+    return _uses(gradient) <= uses_of_one()
+
+
+@cache
+def uses_of_one() -> int:
+    """Measure the uses of the memory of a gradient that shares it with none, in a hook."""
+    found: list[int] = []
+    leaf = torch.zeros(2, requires_grad=True)
+    leaf.register_post_accumulate_grad_hook(lambda leaf: found.append(_uses(leaf.grad)))
+    with torch.enable_grad():
+        (leaf * torch.ones(2)).sum().backward()
+    return found[0]
+
+
+def _uses(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -1,0 +1,62 @@
+"""What an optimiser refuses whose parameters were counted before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from hapi.errors import UsageError
+
+
+class BoundToModel:
+    """Holds on to a model in training: copies of the model share it without effect, and pickles of it are refused."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickles of the model with what trains it."""
+        raise UsageError(
+            "a model in offloaded training is not pickled whole: save its state_dict(), or close() the optimizer first"
+        )
+
+
+class FixedOptimizer(torch.optim.Optimizer):
+    """An optimiser whose parameters stay those that it began with, and of which there are no copies."""
+
+    _is_fixed = False
+
+    def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        """Begin with these parameter groups, and torch's defaults of their options."""
+        super().__init__(groups, defaults)
+        self._is_fixed = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse further parameters: there is no room for their states."""
+        if self._is_fixed:
+            raise UsageError(
+                "an offloaded optimizer takes no further parameters: give them to the optimizer before "
+                "hapi.offload_training, frozen ones with requires_grad_(False)"
+            )
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies and pickles: the states lie elsewhere, and belong to one job."""
+        raise UsageError(
+            "an offloaded optimizer is not copied or pickled, its states lie outside the memory: save its state_dict()"
+        )
+
+
+def refuse_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimiser that was handed over refuse to step: its gradients and states are another one's."""
+
+    def refuse(*_: object) -> None:
+        raise UsageError(
+            "this optimizer was handed over to hapi.offload_training: use the one that it returned (model, optimizer = "
+            "hapi.offload_training(model, optimizer, ...))"
+        )
+
+    optimizer.register_step_pre_hook(refuse)
