@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import UsageError
+from hapi.offload.engine import Engine
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.offload.optimizer import OffloadedOptimizer
@@ -79,29 +81,46 @@ def test_steps_are_equal(make: Callable[[], nn.Module], loop: Loop, mode: str, t
 def test_windows_are_computed_ahead_in_their_last_pass_and_read_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads: list[str] = []
-    phase = "backward"
-    read = DiskStates.read
+    reads: list[bool] = []
+    is_asked = False
+    read, submit, expect = DiskStates.read, Engine.submit, Engine.expect
 
     def counted(self: DiskStates, *of: Any) -> None:
-        reads.append(phase)
+        reads.append(is_asked)
         read(self, *of)
 
+    def submitted(self: Engine, pieces: Any) -> None:
+        nonlocal is_asked
+        is_asked = True
+        submit(self, pieces)
+
+    def expected(self: Engine, pieces: Any) -> None:
+        nonlocal is_asked
+        is_asked = False
+        expect(self, pieces)
+
     def window(model: nn.Module, optimizer: Any, step: int) -> None:
-        nonlocal phase
         optimizer.zero_grad()
         for part in range(4):
+            if part == 3 and step > 4 and isinstance(optimizer, OffloadedOptimizer):
+                wait_until(lambda: reads[-1] is False)
             backward(model, 10 * step + part)
-        phase = "step"
         optimizer.step()
-        phase = "backward"
 
     monkeypatch.setattr(DiskStates, "read", counted)
+    monkeypatch.setattr(Engine, "submit", submitted)
+    monkeypatch.setattr(Engine, "expect", expected)
     model, _, twin, moved = both(tied_model, "adamw", window, 12, [tmp_path / "a", tmp_path / "b"])
     with moved:
         assert weights_equal(model, twin)
         assert moved.report()["speculated_pieces"] > 0.8 * moved.report()["pieces"]
-    assert reads.count("backward") > 12
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, "nothing is read ahead"
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
