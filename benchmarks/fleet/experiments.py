@@ -42,6 +42,7 @@ REACTIONS: Mapping[str, Reaction] = {
     "both, by chance 1/8": Reaction(follow=0.125),
     "both, averaged rates": Reaction(smoothing=0.2),
 }
+HERD_MODEL = "resnet18"
 HERD_TRAINERS, HERD_SERVERS, HERD_SECONDS, HERD_LINK = 24, 2, 160.0, 200e6
 NARROW_FROM, NARROW_FOR, NARROW = 60.0, 50.0, 0.25
 Row = dict[str, Any]
@@ -49,14 +50,15 @@ Rows = Iterator[tuple[str, Callable[[], Row]]]
 """Rows of a part, each with a key unlike all others', made when it is called."""
 
 
-def profiles(model: str, samples: int = 6400) -> Profiles:
+def profiles(model: str, samples: int = 6400, ahead: int = 256 << 20) -> Profiles:
     """Return the recorded profile of a model for the one group of trainers.
 
     Args:
         model: of the sweep.
         samples: of an epoch.
+        ahead: bytes of batches that a trainer may receive ahead.
     """
-    job = Job(bs=BS, samples=samples, request_size=BS, prefetch_bytes=256 << 20)
+    job = Job(bs=BS, samples=samples, request_size=BS, prefetch_bytes=ahead)
     profile = recorded()[model, BS]
     # Samples are stored as the papers have them: float32 tensors, which nobody has to decode.
     stored = replace(profile.samples, stored_bytes=profile.samples.tensor_bytes, encoded=False)
@@ -71,7 +73,7 @@ def herd() -> Rows:
     Returns:
         A row for each way of reacting, and for each fixed split.
     """
-    known = profiles("resnet18")
+    known = profiles(HERD_MODEL)
     profile, _ = known["trainers"]
     for split in sorted({0, profile.freeze, profile.last_split}):
         name = f"split {split}"

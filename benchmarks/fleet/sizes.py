@@ -10,7 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.experiments import Row, Rows, moved, profiles, usual_split
+from benchmarks.fleet.experiments import (
+    HERD_LINK,
+    HERD_MODEL,
+    HERD_TRAINERS,
+    Row,
+    Rows,
+    moved,
+    profiles,
+    usual_split,
+)
 from hapi.cluster.simulation.fleet import (
     Event,
     Fleet,
@@ -22,37 +31,45 @@ from hapi.cluster.simulation.fleet import (
 )
 from hapi.cluster.simulation.replay import replay
 
-MODEL, KNOWN = "resnet18", 4
+MODEL, KNOWN = "vgg19", 4
+SPEED = 16.0
+"""Times as fast as the core of a trainer: a server with an accelerator."""
 SERVER_LINK, TRAINER_LINK = 1e9, 100e6
+AHEAD = 32 << 20
+"""Bytes that a trainer may receive ahead."""
 SIZES = (10, 100, 1000, 10_000)
 """Trainers."""
-PER_SERVER = (32, 16, 8, 4, 2)
+PER_SERVER = (40.0, 20.0, 10.0, 5.0, 2.5)
 """Trainers for each server."""
-FAULT_TRAINERS, FAULT_SERVERS = 1000, 250
-FAULT_FROM, FAULT_FOR = 16.0, 8.0
+LARGE = 10_000
+"""Trainers from which on only the middle of these is simulated."""
+FAULT_TRAINERS, FAULT_SERVERS = 1000, 100
+FAULT_FROM, FAULT_FOR = 20.0, 20.0
 _KINDS: tuple[tuple[Event, str], ...] = (("fail", "fail"), ("slow", "ten times as slow"))
 FAULTS = {f"{share:.0%} {word}": (what, share) for what, word in _KINDS for share in (0.02, 0.1, 0.3)}
 """Event, and the share of the servers that it happens to."""
 _NO_FAULT: tuple[Event, float] = ("fail", 0.0)
-RACK_SHARES = (1.0, 0.5, 0.25, 0.125)
+RACK_SHARES = (1.0, 0.1, 0.05, 0.02)
 """Bandwidth that a trainer has left on the link that it shares, over its own link's."""
-CROWDS = ((1000, 250), (10_000, 2500))
+CROWD_MODEL, CROWD_SPEED, CROWD_LINK = HERD_MODEL, 1.0, HERD_LINK / HERD_TRAINERS
+"""As in the herd of a few trainers; the link's bits per second are for each trainer."""
+CROWDS = ((1200, 100), (12_000, 1000))
 """Trainers and servers of the herds."""
 CROWD_REACTIONS: Mapping[str, Reaction] = {
-    "at once": Reaction(hysteresis=0.0, holds=False),
     "both: the client's own": Reaction(),
+    "at once": Reaction(hysteresis=0.0, holds=False),
     "both, by chance 1/8": Reaction(follow=0.125),
     "both, averaged rates": Reaction(smoothing=0.2),
 }
-CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 60.0, 20.0, 20.0, 0.25
+CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 120.0, 40.0, 40.0, 0.25
 
 
 def sizing() -> Rows:
     """Return what fleets of each size do with ever more servers for each trainer."""
     for trainers in SIZES:
-        for per_server in PER_SERVER:
-            servers = max(1, trainers // per_server)
-            yield f"{trainers}/{servers}", partial(_row, _fleet(trainers, servers), per_server=per_server)
+        counts = {max(1, round(trainers / each)) for each in PER_SERVER}
+        for servers in sorted(counts) if trainers < LARGE else [sorted(counts)[len(counts) // 2]]:
+            yield f"{trainers}/{servers}", partial(_row, _fleet(trainers, servers))
 
 
 def faults() -> Rows:
@@ -85,13 +102,19 @@ def racks() -> Rows:
 def crowd() -> Rows:
     """Return what herds of thousands of planners do when the link that they share is narrow for a while."""
     for trainers, servers in CROWDS:
-        for name, reaction in CROWD_REACTIONS.items():
-            link = SharedLink(name="shared", bandwidth=TRAINER_LINK * trainers / 2)
+        for name, reaction in list(CROWD_REACTIONS.items())[: None if trainers < LARGE else 2]:
+            link = SharedLink(name="shared", bandwidth=CROWD_LINK * trainers)
             narrow = FleetEvent(what="link", name="shared", at=NARROW_FROM, seconds=NARROW_FOR, factor=NARROW)
             fleet = _fleet(
-                trainers, servers, link=link, events=(narrow,), reaction=reaction, seconds=CROWD_SECONDS
+                trainers,
+                servers,
+                link=link,
+                events=(narrow,),
+                reaction=reaction,
+                seconds=CROWD_SECONDS,
+                speed=CROWD_SPEED,
             )
-            yield f"{trainers}/{name}", partial(_row, fleet, name=name)
+            yield f"{trainers}/{name}", partial(_row, fleet, CROWD_MODEL, name=name)
 
 
 def _fleet(
@@ -101,13 +124,18 @@ def _fleet(
     link: SharedLink | None = None,
     events: tuple[FleetEvent, ...] = (),
     reaction: Reaction | None = None,
-    warm_up: float = 10.0,
-    seconds: float = 30.0,
+    speed: float = SPEED,
+    warm_up: float = 15.0,
+    seconds: float = 45.0,
 ) -> Fleet:
     return Fleet(
         servers=(
             ServerGroup(
-                name="servers", count=servers, bandwidth=SERVER_LINK, link=None if link is None else link.name
+                name="servers",
+                count=servers,
+                speed=speed,
+                bandwidth=SERVER_LINK,
+                link=None if link is None else link.name,
             ),
         ),
         trainers=(
@@ -130,8 +158,8 @@ def _fleet(
     )
 
 
-def _row(fleet: Fleet, **named: Any) -> Row:
-    found = replay(fleet, profiles(MODEL, samples=1 << 20))
+def _row(fleet: Fleet, model: str = MODEL, **named: Any) -> Row:
+    found = replay(fleet, profiles(model, samples=1 << 20, ahead=AHEAD))
     (group,), (servers,) = found.trainers, found.servers
     batches = max(1, sum(group.splits.values()))
     return {

@@ -21,7 +21,9 @@ class Processors:
         self.cores = cores
         self._env = env
         self._virtual = self._since = self._used = 0.0
-        self._threads = 0.0
+        self._threads = self._busy = 0.0
+        self._rate = 1.0
+        """Seconds of work by the second of each thread."""
         self._ends: list[tuple[float, int, float, simpy.Event]] = []
         self._number = 0
         self._timer, self._due_at = 0, float("inf")
@@ -45,42 +47,44 @@ class Processors:
         self._advance()
         self._number += 1
         heappush(self._ends, (self._virtual + seconds, self._number, threads, done))
-        self._threads += threads
+        self._use(self._threads + threads)
         self._arm()
         return done
 
-    @property
-    def _rate(self) -> float:
-        return min(1.0, self.cores / self._threads) if self._threads else 1.0
+    def _use(self, threads: float) -> None:
+        self._threads, self._busy = threads, min(threads, self.cores)
+        self._rate = self._busy / threads if threads else 1.0
 
     def _advance(self) -> None:
-        elapsed = self._env.now - self._since
+        now = self._env.now
+        elapsed, self._since = now - self._since, now
         if elapsed > 0:
             self._virtual += elapsed * self._rate
-            self._used += elapsed * min(self._threads, self.cores)
-            self._since = self._env.now
+            self._used += elapsed * self._busy
 
     def _arm(self) -> None:
         """Wake at the next end; a timer that is early finds that there is none yet."""
-        if not self._ends:
-            return
-        at = self._env.now + max(0.0, (self._ends[0][0] - self._virtual) / self._rate)
+        delay = max(0.0, (self._ends[0][0] - self._virtual) / self._rate)
+        at = self._since + delay
         if at < self._due_at:
             self._timer += 1
             timer, self._due_at = self._timer, at
-            self._env.timeout(at - self._env.now).callbacks.append(lambda _: self._due(timer))
+            self._env.timeout(delay).callbacks.append(lambda _: self._due(timer))
 
     def _due(self, timer: int) -> None:
         if timer != self._timer:
             return
         self._due_at = float("inf")
         self._advance()
+        ends, threads = self._ends, self._threads
         # Rounding must not put an end off for ever.
         reached = self._virtual + self._rate * _SMALLEST_SECONDS
-        while self._ends and self._ends[0][0] <= reached:
-            _, _, threads, done = heappop(self._ends)
-            self._threads -= threads
+        while ends and ends[0][0] <= reached:
+            _, _, own, done = heappop(ends)
+            threads -= own
             done.succeed()
-        if not self._ends:
-            self._threads = 0.0  # no dust from adding and subtracting
-        self._arm()
+        if ends:
+            self._use(threads)
+            self._arm()
+        else:
+            self._use(0.0)  # no dust from adding and subtracting

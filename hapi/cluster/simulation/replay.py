@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,11 +67,23 @@ def replay(
         progress: told now and then which share of the simulated time is over.
     """
     began = time.monotonic()
-    simulation = Simulation(fleet, profiles)
-    simulation.run(progress)
+    with _rare_collections():
+        simulation = Simulation(fleet, profiles)
+        simulation.run(progress)
     return collect(
         simulation.sampler, fleet, simulation.servers, simulation.trainers, time.monotonic() - began
     )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles among millions of objects rarely: there are hardly any, and each look takes seconds."""
+    usual = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 class Simulation:

@@ -256,7 +256,7 @@ def _trainers(name: str, group: Sequence[SimulatedTrainer], sampler: Sampler) ->
         samples=samples,
         samples_per_second=samples / seconds,
         slowest=min(each.samples for each in counts) / seconds,
-        stalled=sum(each.stalled for each in counts) / seconds / len(group),
+        stalled=sum(trainer.stalled for trainer in group) / seconds / len(group),
         latency=Quantiles.of([value for each in counts for value in each.latencies]),
         requests=sum(each.requests for each in counts),
         retries=sum(each.retries for each in counts),

@@ -55,7 +55,7 @@ class TrainerCounts:
     requests: int = 0
     retries: int = 0
     stalled: float = 0.0
-    """Seconds in which it waited for a batch."""
+    """Seconds in which it waited for batches that have come."""
     latencies: list[float] = field(default_factory=list)
     """Seconds of each answered request."""
     splits: Counter[int] = field(default_factory=Counter)
@@ -129,11 +129,19 @@ class SimulatedTrainer:
         self._live: deque[SimulatedBatch] = deque()
         self._slices: deque[tuple[SimulatedBatch, int]] = deque()
         self._opened = self._in_flight = 0
+        self._waits_since: float | None = None
         env.process(self._train(start))
 
     def reset(self) -> None:
         """Count from now on."""
         self.counts = TrainerCounts()
+        self._waits_since = None if self._waits_since is None else self._env.now
+
+    @property
+    def stalled(self) -> float:
+        """Seconds in which it waited for a batch, those of a wait that lasts included."""
+        lasting = 0.0 if self._waits_since is None else self._env.now - self._waits_since
+        return self.counts.stalled + lasting
 
     # -- the training loop -------------------------------------------------------------------------------
 
@@ -141,9 +149,9 @@ class SimulatedTrainer:
         if start > 0:
             yield self._env.timeout(start)
         while self._open_ahead():
-            batch, asked = self._live[0], self._env.now
+            batch, self._waits_since = self._live[0], self._env.now
             yield batch.full
-            self.counts.stalled += self._env.now - asked
+            self.counts.stalled, self._waits_since = self.stalled, None
             suffix, step = yield from self._compute(batch)
             self._live.popleft()
             self.counts.samples += batch.samples
@@ -155,7 +163,8 @@ class SimulatedTrainer:
     def _compute(self, batch: SimulatedBatch) -> Generator[simpy.Event, Any, tuple[float, float]]:
         """Run the frozen suffix and the step; their seconds."""
         costs, began = self.work.costs(batch.split), self._env.now
-        yield self._run(batch.samples * costs.suffix_seconds)
+        if costs.suffix_seconds > 0:
+            yield self._run(batch.samples * costs.suffix_seconds)
         suffix, began = self._env.now - began, self._env.now
         yield self._run(batch.samples * costs.step_seconds + costs.update_seconds)
         if self.work.pause:
@@ -169,10 +178,10 @@ class SimulatedTrainer:
         return self._env.timeout(seconds)
 
     def _open_ahead(self) -> bool:
-        """Open batches as far ahead as may be; False when there is none to train."""
+        """Open batches for as many requests as may be under way, as far ahead as may be; False: none to train."""
         job, limit = self.work.job, self.work.batches
         of_epoch = -(-job.samples // job.bs)
-        while limit is None or self._opened < limit:
+        while self._in_flight + len(self._slices) < job.in_flight and (limit is None or self._opened < limit):
             if self._opened % of_epoch == 0:
                 if self._live:
                     break  # the next epoch begins when this one is over
@@ -225,7 +234,8 @@ class SimulatedTrainer:
             asked, before = known.asked(split, part.missing, env.now), part.missing
             request = self._request(part)
             try:
-                yield env.timeout(self.work.request_seconds + self._jitter())
+                if (way := self.work.request_seconds + self._jitter()) > 0:
+                    yield env.timeout(way)
                 yield from known.server.serve(request)
             except HapiError as error:
                 self._failed(known, error)
@@ -239,7 +249,7 @@ class SimulatedTrainer:
         self.counts.latencies.append(env.now - began)
         self._in_flight -= 1
         part.pacer.done(part, split, round(part.samples * self.work.costs(split).wire_bytes))
-        self._send_requests()
+        self._open_ahead()
 
     def _jitter(self) -> float:
         return self._rng.expovariate(1 / self.work.jitter) if self.work.jitter else 0.0
