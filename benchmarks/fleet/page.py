@@ -147,7 +147,7 @@ def _sizing(document: Mapping[str, Any]) -> list[str]:
     how = (
         f"Simulated: {sizes.MODEL}, batches of 64, every planner on its own; a trainer has a core, a server is "
         f"{sizes.SPEED:g} times as fast; 1 Gbit/s a server, 100 Mbit/s a trainer, which knows {sizes.KNOWN} servers "
-        "drawn by chance and has 16 requests under way at most; 30 s after 15. Coarse: a "
+        "drawn by chance and has 16 requests under way at most; 30 s after 15, of the largest fleet 15. Coarse: a "
         "request is one frame, and links' rates are found once in 20 ms. Bold: the fewest servers with "
         f"{ENOUGH:.0%} of the largest rate of as many trainers: what a fleet of that demand should hold."
     )
@@ -223,9 +223,9 @@ def _crowd(document: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     how = (
-        f"Simulated: {sizes.CROWD_SECONDS:g} s; the herd's model, servers and link as many times as there are trainers; "
-        f"from {sizes.NARROW_FROM:g} s on {sizes.NARROW:.0%} of the link for {sizes.NARROW_FOR:g} s. Share: of the best "
-        "way of reacting. Moved: the largest share of the trainers whose cut changed within 3 s."
+        f"Simulated: {sizes.CROWD_SECONDS:g} s; the herd's model, with servers and link in proportion; from "
+        f"{sizes.NARROW_FROM:g} s on {sizes.NARROW:.0%} of the link for {sizes.NARROW_FOR:g} s. Share: of the best way "
+        "of reacting. Moved: the largest share of the trainers whose cut changed within 2 s."
     )
     best = {
         row["trainers"]: max(r["samples_per_second"] for r in rows if r["trainers"] == row["trainers"])

@@ -6,6 +6,7 @@ Every trainer knows four servers, drawn by chance. Coarse: a request is one fram
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ SIZES = (10, 100, 1000, 10_000)
 """Trainers."""
 PER_SERVER = (40.0, 20.0, 10.0, 5.0, 2.5)
 """Trainers for each server."""
-LARGE = 10_000
-"""Trainers from which on only the middle of these is simulated."""
-FAULT_TRAINERS, FAULT_SERVERS = 1000, 100
+MIDDLES = {1000: 1, 10_000: 2}
+"""Of these many trainers so many of the fewest and of the most servers are left out."""
+LARGE, LARGE_SECONDS = 10_000, 30.0
+FAULT_TRAINERS, FAULT_SERVERS = 200, 20
 FAULT_FROM, FAULT_FOR = 20.0, 20.0
 _KINDS: tuple[tuple[Event, str], ...] = (("fail", "fail"), ("slow", "ten times as slow"))
 FAULTS = {f"{share:.0%} {word}": (what, share) for what, word in _KINDS for share in (0.02, 0.1, 0.3)}
@@ -53,7 +55,7 @@ RACK_SHARES = (1.0, 0.1, 0.05, 0.02)
 """Bandwidth that a trainer has left on the link that it shares, over its own link's."""
 CROWD_MODEL, CROWD_SPEED, CROWD_LINK = HERD_MODEL, 1.0, HERD_LINK / HERD_TRAINERS
 """As in the herd of a few trainers; the link's bits per second are for each trainer."""
-CROWDS = ((1200, 100), (12_000, 1000))
+CROWDS = ((1200, 100), (10_800, 900))
 """Trainers and servers of the herds."""
 CROWD_REACTIONS: Mapping[str, Reaction] = {
     "both: the client's own": Reaction(),
@@ -61,15 +63,21 @@ CROWD_REACTIONS: Mapping[str, Reaction] = {
     "both, by chance 1/8": Reaction(follow=0.125),
     "both, averaged rates": Reaction(smoothing=0.2),
 }
-CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 120.0, 40.0, 40.0, 0.25
+CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 90.0, 30.0, 30.0, 0.25
 
 
 def sizing() -> Rows:
     """Return what fleets of each size do with ever more servers for each trainer."""
     for trainers in SIZES:
-        counts = {max(1, round(trainers / each)) for each in PER_SERVER}
-        for servers in sorted(counts) if trainers < LARGE else [sorted(counts)[len(counts) // 2]]:
-            yield f"{trainers}/{servers}", partial(_row, _fleet(trainers, servers))
+        counts, out = (
+            sorted({max(1, round(trainers / each)) for each in PER_SERVER}),
+            MIDDLES.get(trainers, 0),
+        )
+        for servers in counts[out : len(counts) - out]:
+            fleet = _fleet(trainers, servers)
+            if trainers >= LARGE:
+                fleet = replace(fleet, seconds=LARGE_SECONDS)
+            yield f"{trainers}/{servers}", partial(_row, fleet)
 
 
 def faults() -> Rows:
@@ -102,7 +110,7 @@ def racks() -> Rows:
 def crowd() -> Rows:
     """Return what herds of thousands of planners do when the link that they share is narrow for a while."""
     for trainers, servers in CROWDS:
-        for name, reaction in list(CROWD_REACTIONS.items())[: None if trainers < LARGE else 2]:
+        for name, reaction in list(CROWD_REACTIONS.items())[: None if trainers < LARGE else 1]:
             link = SharedLink(name="shared", bandwidth=CROWD_LINK * trainers)
             narrow = FleetEvent(what="link", name="shared", at=NARROW_FROM, seconds=NARROW_FOR, factor=NARROW)
             fleet = _fleet(

@@ -87,7 +87,7 @@ def estimate(
     """
     pipeline = Pipeline(profile, job, split, sent, mix, depth=prefetch_depth(profile, job, split))
     bits, variation = profile.link.bits_per_second, profile.link.variation
-    bs = min(job.bs, job.samples)
+    bs, seconds = min(job.bs, job.samples), pipeline.epoch(bits)
     return Estimate(
         split=split,
         sent=sent,
@@ -102,8 +102,10 @@ def estimate(
         wire_bytes=round(bs * pipeline.sent_bytes),
         epoch_wire_bytes=round(job.samples * pipeline.sent_bytes),
         paper_epoch_seconds=pipeline.paper_epoch(bits),
-        epoch_seconds=pipeline.epoch(bits),
-        epoch_range=(pipeline.epoch(bits * (1 + variation)), pipeline.epoch(bits * (1 - variation))),
+        epoch_seconds=seconds,
+        epoch_range=(pipeline.epoch(bits * (1 + variation)), pipeline.epoch(bits * (1 - variation)))
+        if variation
+        else (seconds, seconds),
     )
 
 
