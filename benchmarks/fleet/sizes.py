@@ -43,7 +43,7 @@ SIZES = (10, 100, 1000, 10_000)
 PER_SERVER = (40.0, 20.0, 10.0, 5.0, 2.5)
 """Trainers for each server."""
 MIDDLES = {1000: 1, 10_000: 2}
-"""Of these many trainers so many of the fewest and of the most servers are left out."""
+"""Sizes at which so many of the smallest and of the largest numbers of servers are left out."""
 LARGE, LARGE_SECONDS = 10_000, 30.0
 FAULT_TRAINERS, FAULT_SERVERS = 200, 20
 FAULT_FROM, FAULT_FOR = 20.0, 20.0

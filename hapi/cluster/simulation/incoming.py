@@ -15,7 +15,7 @@ SHORTEST_WAIT = 1e-3
 
 
 class IncomingLink:
-    """What comes in for one trainer, and when its next request should go out."""
+    """Arrivals of one trainer, and the time of its next request."""
 
     def __init__(self, env: simpy.Environment, network: Network, wake: Callable[[], None]) -> None:
         """Begin the first pass.
