@@ -135,8 +135,8 @@ def silent() -> Iterator[None]:
 def along(body: Callable[[], int], program: str, launch: Launch) -> int:
     """Return the exit code of ``body``; its own errors are one line with the rank.
 
-    Wrong arguments and settings are wrong on all ranks, and a lost rank is missed by all: the first one says so. The
-    launcher ends all when one fails, so this one waits for that, and speaks only if it does not come.
+    Wrong arguments, settings and requests are wrong on all ranks, and a lost rank is missed by all: the first one
+    says so. The launcher ends all when one fails, so this one waits for that, and speaks only if it does not come.
     """
     try:
         return body()
@@ -147,7 +147,8 @@ def along(body: Callable[[], int], program: str, launch: Launch) -> int:
             time.sleep(LINGER_SECONDS)
         raise
     except HapiError as error:
-        if isinstance(error, UsageError | OtherRankError):
+        is_refused = error.status < 500 and not error.retryable
+        if is_refused or isinstance(error, OtherRankError):
             time.sleep(LINGER_SECONDS)
         tell(program, f"rank {launch.rank}: error: {error}")
         return exit_code(error)
