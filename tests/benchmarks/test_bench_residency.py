@@ -45,7 +45,7 @@ def test_ratios_are_over_one_job_of_the_same_kind() -> None:
     assert result.to_json()["goals"] == {"memory": 1.05, "seconds": 0.01}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "residency.json"
     size = ("--image-size", "64")

@@ -63,7 +63,7 @@ def test_losses() -> None:
     assert loss_difference([[2.0, 1.0], [2.0, 1.1]]) == pytest.approx(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--samples", "128", "--bs", "32", "--epochs", "2", "--repeats", "1"]

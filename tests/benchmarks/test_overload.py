@@ -85,7 +85,7 @@ def test_an_answer_counts_when_it_is_whole() -> None:
             samples_of(damaged)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_short_run() -> None:
     settings = OverloadSettings(

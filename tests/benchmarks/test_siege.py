@@ -61,7 +61,7 @@ def test_looks_at_a_killed_server_do_not_count() -> None:
     assert missed(siege(looks=looks, down=[(4.5, 6.0)])) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_short_siege(forked_tiers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No goal in seconds is looked at: other tests run beside it."""

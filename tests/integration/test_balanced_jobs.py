@@ -109,7 +109,16 @@ def test_the_same_losses(kind: str, folder: Path, tmp_path: Path) -> None:
     check(folder, path, gone=0)
 
 
-@pytest.mark.parametrize("before", ["same", "older"])
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [
+        ("nginx", "same"),
+        ("nginx", "older"),
+        ("haproxy", "same"),
+        pytest.param("haproxy", "older", marks=pytest.mark.long),
+    ],
+    indirect=["kind"],
+)
 def test_a_rolling_restart(kind: str, before: str, folder: Path, tmp_path: Path) -> None:
     """Both servers drain and come again, one after the other; in between one of them is alone, or of an older hapi."""
     path = tmp_path / "report.json"

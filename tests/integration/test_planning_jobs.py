@@ -244,6 +244,7 @@ def _steps(bed: TestBed, store: Path, out: Path, report: Path) -> None:
     assert training.wait(400) == 0, out.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
 def test_bandwidth_steps_down_and_up(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ BUILT = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", BUILT)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=pytest.mark.long) if name == "vit_b_16" else name for name in BUILT]
+)
 def test_outputs_without_hapi(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain_factory.py").write_text(FACTORY)
     monkeypatch.syspath_prepend(str(tmp_path))
