@@ -32,7 +32,8 @@ BUILT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=pytest.mark.long) if name == "vit_b_16" else name for name in BUILT]
+    "architecture",
+    [pytest.param(name, marks=pytest.mark.long) if name == "vit_b_16" else name for name in BUILT],
 )
 def test_outputs_without_hapi(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain_factory.py").write_text(FACTORY)
