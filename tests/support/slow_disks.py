@@ -1,15 +1,54 @@
-"""A disk that moves bytes only while somebody waits for them: what waits takes as much memory as it can."""
+"""Disks that move bytes only while somebody waits for them: what is on its way takes as much memory as it can."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from hapi.arrays import Bytes
+from hapi.offload.activations.spill import SpillDrive
+from hapi.offload.activations.swapper import Swapper
 from hapi.offload.engine import Engine
+
+
+@contextmanager
+def slow_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Write swapped activations one by one, while the training waits for room; all are written when the loss comes."""
+    held: deque[Callable[[], None]] = deque()
+    write = SpillDrive.write
+
+    def hold(self: SpillDrive, *job: Any) -> None:
+        held.append(lambda: write(self, *job))
+
+    def wait(self: Swapper, has_room: Callable[[], bool]) -> None:
+        while self._leaving and not has_room():
+            if held:
+                held.popleft()()
+            self._lock.wait()
+            self._check()
+            self._bury()
+
+    def let_leave(self: Swapper, until: int) -> None:
+        with self._lock:
+            wait(self, lambda: False)
+
+    def close(self: Swapper) -> None:
+        while held:
+            held.popleft()()
+        end(self)
+
+    end = Swapper.close
+    with monkeypatch.context() as patch:
+        patch.setattr(SpillDrive, "write", hold)
+        patch.setattr(Swapper, "_wait_to_leave", wait)
+        patch.setattr(Swapper, "let_leave", let_leave)
+        patch.setattr(Swapper, "close", close)
+        yield
 
 
 @contextmanager

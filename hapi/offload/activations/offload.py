@@ -204,7 +204,11 @@ class ActivationOffload(BoundToModel):
         self._swapper.exempt = frozenset(kept)
 
     def _end_pass(self, module: nn.Module, *_: object) -> None:
-        if module is self._model and self._plan is not None:
+        if module is not self._model:
+            return
+        if self._measure is not None:  # what is not needed any more and still leaves is no layer's own
+            self._swapper.let_leave(0)
+        elif self._plan is not None:
             self._swapper.let_leave(sum(layer.kept_bytes for layer in self._plan.layers))
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

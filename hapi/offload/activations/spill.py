@@ -23,6 +23,8 @@ _PIECE = 2 << 20
 _STRIPE = 1 << 20
 """Bytes below which a tensor is not cut over the drives."""
 Done = Callable[[OSError | None], None]
+_Move = Callable[[int, Bytes], None]
+_Job = tuple[_Move, RateMeter, int, Bytes, Done]
 Part = tuple["SpillDrive", int, int, int]
 """Drive, place in its file, and start and end in the tensor's bytes."""
 
@@ -42,7 +44,7 @@ class SpillDrive:
         self._buffer = np.frombuffer(mmap.mmap(-1, _PIECE), np.uint8)
         self._free: dict[int, list[int]] = defaultdict(list)
         self._end = self._used = 0
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"activations {folder}", daemon=True)
         self._thread.start()
 
@@ -67,11 +69,11 @@ class SpillDrive:
 
     def write(self, at: int, data: Bytes, done: Done) -> None:
         """Write in the background, then call ``done`` with the error, or None."""
-        self._jobs.put(lambda: self._timed(self._write, self.writing, at, data, done))
+        self._jobs.put((self._write, self.writing, at, data, done))
 
     def read(self, at: int, data: Bytes, done: Done) -> None:
         """Read in the background into ``data``, aligned memory of a multiple of the alignment, then call ``done``."""
-        self._jobs.put(lambda: self._timed(self._read, self.reading, at, data, done))
+        self._jobs.put((self._read, self.reading, at, data, done))
 
     def close(self) -> None:
         """Finish what was begun, end the thread and give the file's bytes back."""
@@ -81,20 +83,20 @@ class SpillDrive:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
-            del job
+            move, meter, at, data, done = job
+            error = self._timed(move, meter, at, data)
+            del job, data  # whoever waits for this memory finds it free
+            done(error)
+            del done
 
-    def _timed(
-        self, move: Callable[[int, Bytes], None], meter: RateMeter, at: int, data: Bytes, done: Done
-    ) -> None:
+    def _timed(self, move: _Move, meter: RateMeter, at: int, data: Bytes) -> OSError | None:
         started = time.monotonic()
         try:
             move(at, data)
         except OSError as error:
-            done(OSError(error.errno, os.strerror(error.errno or errno.EIO), str(self.folder)))
-            return
+            return OSError(error.errno, os.strerror(error.errno or errno.EIO), str(self.folder))
         meter.add(len(data), time.monotonic() - started)
-        done(None)
+        return None
 
     def _write(self, at: int, data: Bytes) -> None:
         if not self._direct:
