@@ -48,7 +48,7 @@ BENCHMARKS = (
         options=(
             option(
                 "--part",
-                "of bed, herd, knees, sizing, faults, racks, crowd; may be repeated (default all; bed needs root)",
+                "bed (needs root), herd, knees, sizing, faults, racks, crowd or large; may be repeated (default all)",
                 action="append",
                 metavar="PART",
             ),

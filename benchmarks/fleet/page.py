@@ -21,7 +21,7 @@ def page(document: Mapping[str, Any], name: str) -> str:
     """
     parts = (
         _head(document, name), _cells(document), _sizing(document), _knees(document), _faults(document),
-        _racks(document), _herd(document), _crowd(document),
+        _racks(document), _herd(document), _crowd(document), _large(document),
     )  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -31,7 +31,7 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['trainers']} trainers, {row['servers']} servers: {row['samples_per_second']:.0f} samples/s, "
         f"{row['stalled']:.0%} stalled, {row['requests']} requests in {row['wall_seconds']:g} s"
-        for part in ("sizing", "faults", "racks", "crowd")
+        for part in ("sizing", "faults", "racks", "crowd", "large")
         for row in document[part]
     ]
 
@@ -147,7 +147,7 @@ def _sizing(document: Mapping[str, Any]) -> list[str]:
     how = (
         f"Simulated: {sizes.MODEL}, batches of 64, every planner on its own; a trainer has a core, a server is "
         f"{sizes.SPEED:g} times as fast; 1 Gbit/s a server, 100 Mbit/s a trainer, which knows {sizes.KNOWN} servers "
-        "drawn by chance and has 16 requests under way at most; 30 s after 15, of the largest fleet 15. Coarse: a "
+        "drawn by chance and has 4 requests under way at most; 30 s after 15. Coarse: a "
         "request is one frame, and links' rates are found once in 20 ms. Bold: the fewest servers with "
         f"{ENOUGH:.0%} of the largest rate of as many trainers: what a fleet of that demand should hold."
     )
@@ -223,31 +223,39 @@ def _crowd(document: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     how = (
-        f"Simulated: {sizes.CROWD_SECONDS:g} s; the herd's model, with servers and link in proportion; from "
-        f"{sizes.NARROW_FROM:g} s on {sizes.NARROW:.0%} of the link for {sizes.NARROW_FOR:g} s. Share: of the best way "
-        "of reacting. Moved: the largest share of the trainers whose cut changed within 2 s."
+        f"Simulated: {sizes.CROWD_TRAINERS} trainers, {sizes.CROWD_SERVERS} servers, each trainer knows "
+        f"{sizes.CROWD_KNOWN}; otherwise the herd's, its link in proportion. Share: of the best way of reacting."
     )
-    best = {
-        row["trainers"]: max(r["samples_per_second"] for r in rows if r["trainers"] == row["trainers"])
-        for row in rows
-    }
+    best = max(row["samples_per_second"] for row in rows)
     return [
-        "## Thousands of planners at once",
+        "## Hundreds of planners at once",
         "",
         how,
         "",
         *_table(
-            ("trainers", "a change is made", "samples/s", "share", "changes in 100 batches", "moved"),
+            ("a change is made", "samples/s", "share", "changes in 100 batches", "moved"),
             [
                 (
-                    str(row["trainers"]), row["name"], f"{row['samples_per_second']:.0f}",
-                    f"{row['samples_per_second'] / best[row['trainers']]:.1%}",
+                    row["name"], f"{row['samples_per_second']:.0f}", f"{row['samples_per_second'] / best:.1%}",
                     f"{row['changes_per_100_batches']:.2f}", f"{row['moved']:.0%}",
                 )
                 for row in rows
             ],
         ),
     ]  # fmt: skip
+
+
+def _large(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for row in document["large"]:
+        what = (
+            f"{row['trainers']} trainers of {sizes.CROWD_MODEL}, {row['servers']} servers of a core, of which each "
+            f"trainer knows {sizes.KNOWN}; {sizes.LARGE_SECONDS:g} s, simulated in {row['wall_seconds']:.0f} s: "
+            f"{row['samples_per_second']:.0f} samples/s, {row['stalled']:.0%} stalled, {row['requests']} requests "
+            f"(p50, p99: {_both(row['latency'])} s), {row['changes_per_100_batches']:.2f} changes in 100 batches."
+        )
+        lines += ["## More than 10,000 trainers", "", what]
+    return lines
 
 
 def _both(quantiles: Mapping[str, float]) -> str:

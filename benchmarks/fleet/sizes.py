@@ -6,7 +6,6 @@ Every trainer knows four servers, drawn by chance. Coarse: a request is one fram
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,11 @@ from typing import Any
 from benchmarks.fleet.experiments import (
     HERD_LINK,
     HERD_MODEL,
+    HERD_SECONDS,
     HERD_TRAINERS,
+    NARROW,
+    NARROW_FOR,
+    NARROW_FROM,
     Row,
     Rows,
     moved,
@@ -36,16 +39,15 @@ MODEL, KNOWN = "vgg19", 4
 SPEED = 16.0
 """Times as fast as the core of a trainer: a server with an accelerator."""
 SERVER_LINK, TRAINER_LINK = 1e9, 100e6
-AHEAD = 32 << 20
+AHEAD = 8 << 20
 """Bytes that a trainer may receive ahead."""
-SIZES = (10, 100, 1000, 10_000)
+SIZES = (10, 100, 400)
 """Trainers."""
 PER_SERVER = (40.0, 20.0, 10.0, 5.0, 2.5)
 """Trainers for each server."""
-MIDDLES = {1000: 1, 10_000: 2}
+MIDDLES = {400: 1}
 """Sizes at which so many of the smallest and of the largest numbers of servers are left out."""
-LARGE, LARGE_SECONDS = 10_000, 30.0
-FAULT_TRAINERS, FAULT_SERVERS = 200, 20
+FAULT_TRAINERS, FAULT_SERVERS = 200, 40
 FAULT_FROM, FAULT_FOR = 20.0, 20.0
 _KINDS: tuple[tuple[Event, str], ...] = (("fail", "fail"), ("slow", "ten times as slow"))
 FAULTS = {f"{share:.0%} {word}": (what, share) for what, word in _KINDS for share in (0.02, 0.1, 0.3)}
@@ -55,29 +57,23 @@ RACK_SHARES = (1.0, 0.1, 0.05, 0.02)
 """Bandwidth that a trainer has left on the link that it shares, over its own link's."""
 CROWD_MODEL, CROWD_SPEED, CROWD_LINK = HERD_MODEL, 1.0, HERD_LINK / HERD_TRAINERS
 """As in the herd of a few trainers; the link's bits per second are for each trainer."""
-CROWDS = ((1200, 100), (10_800, 900))
-"""Trainers and servers of the herds."""
+CROWD_TRAINERS, CROWD_SERVERS, CROWD_KNOWN = 480, 40, 2
+LARGE_TRAINERS, LARGE_SERVERS, LARGE_SECONDS = 10_800, 900, 45.0
 CROWD_REACTIONS: Mapping[str, Reaction] = {
     "both: the client's own": Reaction(),
     "at once": Reaction(hysteresis=0.0, holds=False),
     "both, by chance 1/8": Reaction(follow=0.125),
     "both, averaged rates": Reaction(smoothing=0.2),
 }
-CROWD_SECONDS, NARROW_FROM, NARROW_FOR, NARROW = 90.0, 30.0, 30.0, 0.25
 
 
 def sizing() -> Rows:
     """Return what fleets of each size do with ever more servers for each trainer."""
     for trainers in SIZES:
-        counts, out = (
-            sorted({max(1, round(trainers / each)) for each in PER_SERVER}),
-            MIDDLES.get(trainers, 0),
-        )
+        out = MIDDLES.get(trainers, 0)
+        counts = sorted({max(1, round(trainers / each)) for each in PER_SERVER})
         for servers in counts[out : len(counts) - out]:
-            fleet = _fleet(trainers, servers)
-            if trainers >= LARGE:
-                fleet = replace(fleet, seconds=LARGE_SECONDS)
-            yield f"{trainers}/{servers}", partial(_row, fleet)
+            yield f"{trainers}/{servers}", partial(_row, _fleet(trainers, servers))
 
 
 def faults() -> Rows:
@@ -108,21 +104,37 @@ def racks() -> Rows:
 
 
 def crowd() -> Rows:
-    """Return what herds of thousands of planners do when the link that they share is narrow for a while."""
-    for trainers, servers in CROWDS:
-        for name, reaction in list(CROWD_REACTIONS.items())[: None if trainers < LARGE else 1]:
-            link = SharedLink(name="shared", bandwidth=CROWD_LINK * trainers)
-            narrow = FleetEvent(what="link", name="shared", at=NARROW_FROM, seconds=NARROW_FOR, factor=NARROW)
-            fleet = _fleet(
-                trainers,
-                servers,
-                link=link,
-                events=(narrow,),
-                reaction=reaction,
-                seconds=CROWD_SECONDS,
-                speed=CROWD_SPEED,
-            )
-            yield f"{trainers}/{name}", partial(_row, fleet, CROWD_MODEL, name=name)
+    """Return what hundreds of planners do when the link that they share is narrow for a while, as the herd does."""
+    for name, reaction in CROWD_REACTIONS.items():
+        fleet = _fleet(
+            CROWD_TRAINERS,
+            CROWD_SERVERS,
+            link=SharedLink(name="shared", bandwidth=CROWD_LINK * CROWD_TRAINERS),
+            events=(_narrow(NARROW_FROM, NARROW_FOR),),
+            reaction=reaction,
+            speed=CROWD_SPEED,
+            known=CROWD_KNOWN,
+            in_flight=None,
+            seconds=HERD_SECONDS,
+        )
+        yield name, partial(_row, fleet, CROWD_MODEL, name=name)
+
+
+def large() -> Rows:
+    """Return what a fleet of more than 10,000 trainers does, whose link is narrow for a third of the time."""
+    fleet = _fleet(
+        LARGE_TRAINERS,
+        LARGE_SERVERS,
+        link=SharedLink(name="shared", bandwidth=CROWD_LINK * LARGE_TRAINERS),
+        events=(_narrow(LARGE_SECONDS / 3, LARGE_SECONDS / 3),),
+        speed=CROWD_SPEED,
+        seconds=LARGE_SECONDS,
+    )
+    yield str(LARGE_TRAINERS), partial(_row, fleet, CROWD_MODEL)
+
+
+def _narrow(since: float, seconds: float) -> FleetEvent:
+    return FleetEvent(what="link", name="shared", at=since, seconds=seconds, factor=NARROW)
 
 
 def _fleet(
@@ -133,6 +145,8 @@ def _fleet(
     events: tuple[FleetEvent, ...] = (),
     reaction: Reaction | None = None,
     speed: float = SPEED,
+    known: int = KNOWN,
+    in_flight: int | None = 1,
     warm_up: float = 15.0,
     seconds: float = 45.0,
 ) -> Fleet:
@@ -151,7 +165,8 @@ def _fleet(
                 name="trainers",
                 profile=Path("recorded"),
                 count=trainers,
-                servers=min(servers, KNOWN),
+                servers=min(servers, known),
+                in_flight=in_flight,
                 bandwidth=TRAINER_LINK,
                 spread=5.0,
             ),

@@ -21,7 +21,7 @@ from benchmarks.fleet.experiments import (
     herd,
     knees,
 )
-from benchmarks.fleet.sizes import crowd, faults, racks, sizing
+from benchmarks.fleet.sizes import crowd, faults, large, racks, sizing
 from benchmarks.testbed.cells import Results
 from hapi.cluster.simulation.calibrate import Calibration, ObservedRun, calibrate, samples_per_second
 from hapi.errors import UsageError
@@ -29,7 +29,7 @@ from hapi.profiler.profile import Job, Profile
 from hapi.units import format_duration
 
 SIMULATED: Mapping[str, Callable[[], Rows]] = {
-    "herd": herd, "knees": knees, "sizing": sizing, "faults": faults, "racks": racks, "crowd": crowd,
+    "herd": herd, "knees": knees, "sizing": sizing, "faults": faults, "racks": racks, "crowd": crowd, "large": large,
 }  # fmt: skip
 PARTS = ("bed", *SIMULATED)
 

@@ -58,7 +58,7 @@ def a_document() -> dict[str, Any]:
             {"model": "m", "link": 1e9, "rates": {"1": 5.0}, "splits": {"1": 3}, "knee": 1, "per_trainer": 0.06}
         ],
         "herd": [{"name": "split 1", "fixed": True, **herd}, {"name": "at once", "fixed": False, **herd}],
-        "sizing": [row], "faults": [row], "racks": [row], "crowd": [row],
+        "sizing": [row], "faults": [row], "racks": [row], "crowd": [row], "large": [row],
     }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_the_page_has_a_row_for_everything() -> None:
         "| at once | 100.0% |",
         "| 10 | **2** | 50 | 100% |",
         "| as usual | 50 | 100.0% | 4.0 |",
-        "| 10 | as usual | 50 | 100.0% | 1.50 | 25% |",
+        "| as usual | 50 | 100.0% | 1.50 | 25% |",
     ):
         assert said in text
     assert "median 4.0% (goal 5%: met), worst 20.0% (goal 10%: missed)" in verdict(a_document())
