@@ -6,7 +6,7 @@ import argparse
 
 from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
-from hapi.cluster.discovery import listed_servers
+from hapi.client.transport.fleet_list import listed_servers
 
 _URLS = "print the servers' URLs, with commas between them, as hapi-train takes them after --server"
 

@@ -13,6 +13,7 @@ from typing import Any
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
 from hapi.client.transport.addresses import ServerAddresses
+from hapi.client.transport.fleet_list import listed_servers
 from hapi.config.token import read_token
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError
 from hapi.process.threads import Threads
@@ -209,7 +210,8 @@ def _probed(urls: Sequence[str], token: str | None, ca_file: str | None, timeout
     def transport(url: str, address: str | None) -> HttpTransport:
         return HttpTransport(url, token=token, ca_file=ca_file, timeout=timeout, address=address)
 
-    transports = ServerAddresses({url: partial(transport, url) for url in urls}).transports
+    listed = partial(listed_servers, ca_file=ca_file, timeout=timeout)
+    transports = ServerAddresses(urls, transport, listed=listed).transports
     _check_count(len(transports))
     threads = Threads(len(transports), "hapi-status")
     try:

@@ -15,6 +15,7 @@ from hapi.client.loading.stall_share import StallShare
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.transport.addresses import ServerAddresses
 from hapi.client.transport.embedded_server import EmbeddedServer
+from hapi.client.transport.fleet_list import listed_servers
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
 from hapi.factories import is_factory
@@ -77,7 +78,9 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
     if settings.server:
         stall = StallShare()
         addresses = ServerAddresses(
-            {url: partial(_transport, settings, url, token, stall) for url in settings.server}
+            settings.server,
+            partial(_transport, settings, token, stall),
+            listed=partial(listed_servers, ca_file=settings.ca_file, timeout=settings.timeout),
         )
         connected = over(settings, addresses.transports, settings.store, check=addresses.failed)
         addresses.follow(connected.servers)
@@ -99,7 +102,7 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
         url, own_token, pid = ranks.shared(start)
         embedded = started[0] if started else None
         return replace(
-            over(settings, [_transport(settings, url, own_token)], store, embedded), embedded_pid=pid
+            over(settings, [_transport(settings, own_token, None, url)], store, embedded), embedded_pid=pid
         )
     except BaseException:
         for server in started:
@@ -130,9 +133,9 @@ def over(
 
 def _transport(
     network: NetworkSettings,
-    url: str,
     token: str | None,
-    stall: StallShare | None = None,
+    stall: StallShare | None,
+    url: str,
     address: str | None = None,
 ) -> HttpTransport:
     limits = AnswerLimits(

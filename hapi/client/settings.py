@@ -186,7 +186,11 @@ class PlanningSettings:
 class NetworkSettings:
     """The servers, and how samples and features come from them."""
 
-    server: tuple[str, ...] = setting("URL of a hapi-server; may be repeated", default=(), env="HAPI_SERVER")
+    server: tuple[str, ...] = setting(
+        "URL of a hapi-server, or fleet+URL of a fleet's list of them; may be repeated",
+        default=(),
+        env="HAPI_SERVER",
+    )
     store: str | None = setting(
         "without --server: folder of the store that an embedded server serves", default=None, env="HAPI_STORE"
     )

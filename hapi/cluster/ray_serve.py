@@ -4,7 +4,8 @@
 
 Each replica is a process of Ray that has a whole ``hapi-server`` as its child. Trainers talk to the servers directly:
 gigabytes of features through Serve's proxy would cost a copy of each and hide slow readers. What goes through the
-proxy is the list of the servers, ``{"servers": [URL, ...]}``: ``hapi cluster urls http://HEAD:8000`` prints it.
+proxy is the list of the servers, ``{"servers": [URL, ...]}``: trainers follow it at
+``--server fleet+http://HEAD:8000``, and ``hapi cluster urls`` prints it.
 
     starts -> listens -> reports itself, again and again -> leaves the list -> drains -> ends
 """

@@ -6,7 +6,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from support.tiny_http import answer, serving, tls_server
 
 from hapi.client.transport.addresses import ServerAddresses, resolve
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import UsageError
+from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.wire.transport.http import HttpTransport, LoopbackTransport, Transport
 
 NAME = "http://store:8099"
@@ -40,7 +39,7 @@ def transport_of(url: str, address: str | None) -> Transport:
 
 def followed(names: Names, url: str = NAME, hurried: float = 0.002, seconds: float = 0.002) -> ServerPool:
     """A pool whose servers are those of ``url``, by ``names``."""
-    made = ServerAddresses({url: partial(transport_of, url)}, names, seconds=seconds, hurried=hurried)
+    made = ServerAddresses([url], transport_of, names, seconds=seconds, hurried=hurried)
     pool = ServerPool(made.transports, check=made.failed)
     made.follow(pool)
     return pool
@@ -108,7 +107,7 @@ def test_a_server_that_leaves_finishes_its_requests() -> None:
 
 def test_after_a_failure_it_is_looked_up_soon() -> None:
     names = Names("10.0.0.1", "10.0.0.2")
-    made = ServerAddresses({NAME: partial(transport_of, NAME)}, names, seconds=3600, hurried=0.002)
+    made = ServerAddresses([NAME], transport_of, names, seconds=3600, hurried=0.002)
     pool = ServerPool(made.transports, check=made.failed)
     made.follow(pool)
     time.sleep(0.05)
@@ -138,6 +137,60 @@ def test_a_name_that_is_not_known_has_no_address(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert resolve("store", 80) == []
+
+
+# -- lists of fleets -----------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """A fleet's list that says what a test wants; nothing: it does not answer."""
+
+    def __init__(self, *urls: str) -> None:
+        self.urls = list(urls)
+        self.asked = 0
+
+    def __call__(self, address: str) -> list[str]:
+        self.asked += 1
+        assert address == "http://head:8000"
+        if not self.urls:
+            raise NotFoundError("no server takes work")
+        return list(self.urls)
+
+
+def at_list(listed: Listed) -> ServerPool:
+    made = ServerAddresses(
+        ["fleet+http://head:8000"], transport_of, listed=listed, seconds=0.002, hurried=0.002
+    )
+    pool = ServerPool(made.transports, check=made.failed)
+    made.follow(pool)
+    return pool
+
+
+def test_servers_of_a_list_come_and_go() -> None:
+    """Also a list that does not answer for a while, which changes nothing."""
+    first, second, third = (f"http://10.0.0.{n}:8099" for n in (1, 2, 3))
+    pool = at_list(listed := Listed(first, second, first))
+    assert pool.urls == [first, second]
+    listed.urls = [second, third]
+    until(lambda: pool.urls == [second, third])
+    listed.urls, before = [], listed.asked
+    until(lambda: listed.asked > before + 2)
+    assert pool.urls == [second, third]
+    listed.urls = [first]
+    until(lambda: pool.urls == [first])
+    pool.close()
+
+
+def test_a_list_that_is_not_there_is_told_at_the_start() -> None:
+    with pytest.raises(NotFoundError, match="no server takes work"):
+        at_list(Listed())
+    with (
+        serving(answer(b'{"store": 1}')) as other,
+        pytest.raises(BadRequestError, match="no list of servers"),
+    ):
+        ServerAddresses([f"fleet+{other.url}"], transport_of)
+    with pytest.raises(UsageError, match="expected http"):
+        ServerAddresses(["fleet+head"], transport_of)
 
 
 # -- what the server sees ------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
-"""A job at a name whose addresses change under it, as those of a Kubernetes headless service do."""
+"""A job at a name whose addresses change under it, as those of a Kubernetes headless service do; or at a list."""
 
 from __future__ import annotations
 
+import json
+import socket
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.harness import server, wait_for
 from support.http_tools import make_store
+from support.tiny_http import answer, serving
 
 import hapi
 from hapi.client import connect
@@ -21,18 +24,26 @@ TOKEN = "a-token-of-twenty-and-more-characters"
 ADDRESSES = [f"127.0.0.{n}" for n in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("kind", ["name", "list"])
 def test_servers_of_a_name_restart_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, found = make_store(tmp_path / "store"), ADDRESSES[:2]
     looked_up = partial(ServerAddresses, resolve=lambda host, port: list(found), seconds=0.05, hurried=0.05)
+
+    def listed(connection: socket.socket, request: bytes) -> bool:
+        document = {"servers": [f"http://{address}:{first.port}" for address in found]}
+        return answer(json.dumps(document).encode())(connection, request)
+
     monkeypatch.setattr(connect, "ServerAddresses", looked_up)
     with ExitStack() as ends:
         first = ends.enter_context(server(folder, "--host", ADDRESSES[0], HAPI_TOKEN=TOKEN))
         for address in ADDRESSES[1:]:
             ends.enter_context(server(folder, "--host", address, port=first.port, HAPI_TOKEN=TOKEN))
+        fleet = ends.enter_context(serving(listed))
+        url = f"http://store.invalid:{first.port}" if kind == "name" else f"fleet+{fleet.url}"
         settings = hapi.SessionSettings(
-            server=(f"http://store.invalid:{first.port}",), dataset="digits", model="resnet18",
+            server=(url,), dataset="digits", model="resnet18",
             weights="random", image_size=32, split="maxpool", bs=10, request_size=5, cache="off",
         )  # fmt: skip
         session = ends.enter_context(hapi.Session.open(settings, token=TOKEN))

@@ -13,7 +13,7 @@ from support.harness import DIGITS_JOB, losses, report_of, server, start_train, 
 from support.http_tools import exchange, make_store, metric
 from support.ray_fleet import listening, parent_of, running_ray
 
-from hapi.cluster.discovery import listed_servers
+from hapi.client.transport.fleet_list import listed_servers
 from hapi.errors import HapiError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")

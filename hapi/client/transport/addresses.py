@@ -1,7 +1,7 @@
-"""Addresses of a server's name: one that has several, as of a Kubernetes headless service, is several servers.
+"""Servers that one name stands for: addresses, as of a Kubernetes headless service, or those of a fleet's list.
 
 They are looked up again now and then, and soon after a server could not be reached: one that is gone is asked for
-nothing more and finishes its requests, a new one joins. The Host header and the TLS name stay the name.
+nothing more and finishes its requests, a new one joins. The Host header and the TLS name stay a name's own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hapi.client.transport.fleet_list import list_address, listed_servers
 from hapi.client.transport.server_pool import ServerPool
+from hapi.errors import HapiError
 from hapi.wire.transport.http import Transport
 from hapi.wire.transport.urls import parse_url
 
@@ -38,38 +41,106 @@ def resolve(host: str, port: int) -> list[str]:
     return max((list(addresses) for addresses in kinds.values()), key=len, default=[])
 
 
+MakeTransport = Callable[[str, str | None], Transport]
+"""Makes the transport to a server's URL: to one address of its name, or with None to the name, whatever it means."""
+
+
 @dataclass(eq=False)
-class NamedServer:
-    """A server's URL, and the transports to its addresses."""
+class ServerName(ABC):
+    """What a user calls a server or several, and the transports to them."""
 
     url: str
-    transport: Callable[[str | None], Transport]
-    """Makes the transport to one address of the name; None: to the name, whatever it means then."""
-    known: dict[str, Transport] = field(default_factory=dict)
-    """By address; under no address the transport to a name that has one only."""
+    make: MakeTransport
+    known: dict[str, Transport] = field(default_factory=dict, init=False)
+    """By what is looked up."""
 
-    def found(self, resolve: Resolve) -> Sequence[str]:
-        """Return its addresses now; an empty one for the name itself, as long as it never had several."""
-        address = parse_url(self.url)
-        several = () if _is_literal(address.host) else resolve(address.host, address.port)
-        return several if len(several) > 1 or (several and self.known and "" not in self.known) else ("",)
+    @property
+    @abstractmethod
+    def may_change(self) -> bool:
+        """Whether there is anything to look up."""
 
-    def add(self, address: str) -> Transport:
-        """Return the transport to a new address."""
-        self.known[address] = made = self.transport(address or None)
+    @abstractmethod
+    def found(self) -> Sequence[str]:
+        """Return what it stands for now. Raises HapiError."""
+
+    @abstractmethod
+    def transport(self, key: str) -> Transport:
+        """Return a transport to one that was found."""
+
+    def add(self, key: str) -> Transport:
+        """Return the transport to a new one."""
+        self.known[key] = made = self.transport(key)
         return made
 
     def __str__(self) -> str:
         return f"{self.url}: {len(self.known)} servers, {', '.join(sorted(self.known))}"
 
 
+@dataclass(eq=False)
+class NamedServer(ServerName):
+    """A server's URL: known by address, and under no address the transport to a name that has one only."""
+
+    resolve: Resolve
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it is a name."""
+        return not _is_literal(parse_url(self.url).host)
+
+    def found(self) -> Sequence[str]:
+        """Return its addresses now; an empty one for the name itself, as long as it never had several."""
+        address = parse_url(self.url)
+        several = self.resolve(address.host, address.port) if self.may_change else ()
+        if len(several) > 1 or (several and self.known and "" not in self.known):
+            return several
+        return list(self.known) or [""]
+
+    def transport(self, key: str) -> Transport:
+        """Return a transport to an address."""
+        return self.make(self.url, key or None)
+
+
+@dataclass(eq=False)
+class ListedServers(ServerName):
+    """A fleet's list: known by the servers' URLs."""
+
+    address: str
+    """The list's own URL."""
+    listed: Callable[[str], Sequence[str]]
+
+    @property
+    def may_change(self) -> bool:
+        """True."""
+        return True
+
+    def found(self) -> Sequence[str]:
+        """Return the servers' URLs now; those that are known where the list does not answer, or is empty.
+
+        Raises:
+            HapiError: there is no list, and none was read before.
+        """
+        try:
+            return list(dict.fromkeys(self.listed(self.address)))
+        except HapiError as error:
+            if not self.known:
+                raise
+            log.debug("%s: %s", self.url, error)
+            return list(self.known)
+
+    def transport(self, key: str) -> Transport:
+        """Return a transport to a server of the list."""
+        return self.make(key, None)
+
+
 class ServerAddresses:
-    """Follows names of servers to their addresses."""
+    """Follows names of servers to their addresses, and lists of fleets to their servers."""
 
     def __init__(
         self,
-        urls: Mapping[str, Callable[[str | None], Transport]],
+        urls: Sequence[str],
+        make: MakeTransport,
         resolve: Resolve = resolve,
+        listed: Callable[[str], Sequence[str]] = listed_servers,
         *,
         seconds: float = REFRESH_SECONDS,
         hurried: float = HURRIED_SECONDS,
@@ -77,24 +148,35 @@ class ServerAddresses:
         """Look up all names.
 
         Args:
-            urls: for each server's URL the function that makes a transport to one of its addresses, or to its name.
+            urls: of servers, and of lists after ``fleet+``.
+            make: makes the transports.
             resolve: looks a name up.
+            listed: returns the URLs of a list at its address, or raises :class:`HapiError`.
             seconds: between two look-ups.
             hurried: between two look-ups when servers fail.
+
+        Raises:
+            UsageError: not a server's URL.
+            HapiError: a list does not answer, or is empty.
         """
-        self._named = [NamedServer(url, make) for url, make in urls.items()]
-        self._resolve, self._seconds, self._hurried = resolve, seconds, hurried
+        self._named = [
+            NamedServer(url, make, resolve)
+            if (address := list_address(url)) is None
+            else ListedServers(url, make, address, listed)
+            for url in dict.fromkeys(urls)
+        ]
+        self._seconds, self._hurried = seconds, hurried
         self._failed = False
         self.transports: list[Transport] = []
         """Transports to all servers at the beginning."""
         for named in self._named:
-            self.transports += [named.add(address) for address in named.found(resolve)]
+            self.transports += [named.add(address) for address in named.found()]
             if len(named.known) > 1:
                 log.info("%s", named)
 
     def follow(self, pool: ServerPool) -> None:
         """Keep the servers of ``pool`` as the names have them until it is closed, from a thread of its own."""
-        if not all(_is_literal(parse_url(named.url).host) for named in self._named):
+        if any(named.may_change for named in self._named):
             threading.Thread(target=self._follow, args=(pool,), name="hapi-addresses", daemon=True).start()
 
     def failed(self) -> None:
@@ -110,10 +192,10 @@ class ServerAddresses:
                     self._refresh(named, pool)
                 due = time.monotonic() + self._seconds
 
-    def _refresh(self, named: NamedServer, pool: ServerPool) -> None:
+    def _refresh(self, named: ServerName, pool: ServerPool) -> None:
         """Let a name's new addresses join, and those that are gone leave; a name without any keeps what it has."""
-        found, known = named.found(self._resolve), named.known
-        if set(found) == known.keys() or ("" in found and "" not in known):
+        found, known = named.found(), named.known
+        if set(found) == known.keys():
             return
         for address in [a for a in found if a not in known]:
             pool.join(named.add(address))

@@ -1,4 +1,7 @@
-"""The list of a fleet's servers, asked for by its address."""
+"""The list of a fleet's servers, asked for by its address: ``fleet+http://HEAD:8000`` stands for all of them.
+
+:mod:`hapi.cluster.ray_serve` answers with it, and so may anything that answers GET with ``{"servers": [URL, ...]}``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,12 @@ from hapi.wire.transport.http import HttpTransport
 from hapi.wire.transport.urls import canonical_url
 
 MOST_SERVERS = 4096
+_PREFIX = "fleet+"
+
+
+def list_address(server: str) -> str | None:
+    """Return the address of the list that ``server`` stands for; None for a server's own URL."""
+    return server.removeprefix(_PREFIX) if server.startswith(_PREFIX) else None
 
 
 def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.0) -> list[str]:
@@ -24,7 +33,7 @@ def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.
         if isinstance(error, HapiError) and error.retryable:
             raise
         raise BadRequestError(
-            f"{url}: answers with no list of servers; is it a fleet of hapi.cluster.ray_serve?"
+            f"{url}: answers with no list of servers; is it the address of a fleet?"
         ) from None
     finally:
         transport.close()
