@@ -105,10 +105,10 @@ def test_a_checkpoint_goes_on_elsewhere(
 
 def test_a_second_job_on_one_folder_is_refused(remembered: Handler, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
-    with open_session(remembered, **changes) as session:
+    with open_session(remembered, **changes) as session, open_session(remembered, **changes) as other:
         trainer = trainer_of(session, **changes)
         with pytest.raises(UsageError, match="in use by another job"):
-            trainer_of(session, **changes)
+            trainer_of(other, **changes)
         trainer.offloading.close()
 
 
