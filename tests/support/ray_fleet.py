@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,15 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.forked import environment
+from support.free_ports import free_port
 
 STORE_BYTES = 80 << 20
 """Of Ray's object store, which is not used: features do not pass it."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

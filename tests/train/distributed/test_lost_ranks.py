@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.disks import small_disk
 from support.forked import ForkedProcess
+from support.free_ports import free_port
 from support.harness import server, start_train
 from support.harness import wait_for as until
 from support.joint_training import TORCHRUN, ForkedRanks, environment, hapi_train, ranks_below
@@ -117,12 +118,6 @@ def start_rank(rank: int, port: int, url: str, *more: str, **env: str) -> Forked
 def check_line(output: str, said: str) -> None:
     own = [line for line in output.splitlines() if line.startswith("hapi-train:")]
     assert len(own) == 1 and said in own[0] and "Traceback" not in output, output
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def test_two_jobs_on_one_port_and_a_host_that_is_not_there(url: str) -> None:
