@@ -19,7 +19,7 @@ PAGES = [
     ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))
 ]  # fmt: skip
 MODULES = sorted((ROOT / "hapi").rglob("*.py")) + sorted((ROOT / "examples").rglob("*.py"))
-FOREIGN = {"--stop-timeout", "--no-python"}
+FOREIGN = {"--stop-timeout", "--no-python", "--nnodes"}
 """Flags of other programs."""
 
 
