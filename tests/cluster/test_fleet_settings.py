@@ -108,6 +108,13 @@ def test_the_list_is_printed_as_a_trainer_takes_it(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "http://a:1,http://b:2\n"
 
 
+def test_a_list_without_tls_may_name_servers_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """An authority for the servers is no reason to refuse the list."""
+    with answering(b'{"servers": ["https://a:1"]}') as url:
+        assert main(["cluster", "urls", url, "--ca-file", "authority.pem"]) == 0
+    assert capsys.readouterr().out == "https://a:1\n"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "match"),
     [

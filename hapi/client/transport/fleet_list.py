@@ -21,11 +21,17 @@ def list_address(server: str) -> str | None:
 def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.0) -> list[str]:
     """Return the URLs of the servers that take work, asked from the fleet at ``url``.
 
+    Args:
+        url: address of the list.
+        ca_file: authority to trust if that is https; the servers may be where it is not.
+        timeout: longest silence, in seconds.
+
     Raises:
         NotFoundError: there is none now.
         HapiError: nothing answers, or something else than :mod:`hapi.cluster.ray_serve`.
     """
-    transport = HttpTransport(url, ca_file=ca_file, timeout=timeout)
+    trusted = ca_file if url.startswith("https:") else None
+    transport = HttpTransport(url, ca_file=trusted, timeout=timeout)
     try:
         document = transport.call("GET", "/")
         found = [canonical_url(one) for one in document["servers"]]
