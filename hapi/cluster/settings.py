@@ -14,6 +14,8 @@ from hapi.errors import UsageError
 from hapi.server.settings import ServerSettings
 
 MOST_REPLICAS = 4096
+PATHS = ("store", "provider_ca", "cache_dir", "token_file", "tenants", "accounts")
+"""Settings that name files and folders of the operator's, where the store is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,4 +86,9 @@ def read_settings(args: Mapping[str, Any]) -> ReplicaSettings:
             "tls_cert, tls_key: replicas have no names of their own yet; put a TLS balancer before them"
         )
     # Replicas work in folders of their own.
-    return found if "://" in found.store else replace(found, store=str(Path(found.store).absolute()))
+    paths: dict[str, Any] = {
+        name: str(Path(path).absolute())
+        for name in PATHS
+        if (path := getattr(found, name)) is not None and "://" not in path
+    }
+    return replace(found, **paths)

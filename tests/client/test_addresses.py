@@ -181,6 +181,25 @@ def test_servers_of_a_list_come_and_go() -> None:
     pool.close()
 
 
+def test_a_server_that_cannot_join_keeps_no_other_out(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (f"http://10.0.0.{n}:8099" for n in (1, 2))
+
+    def make(url: str, address: str | None) -> Transport:
+        if url == "http://wrong":
+            raise UsageError("--ca-file goes with https")
+        return transport_of(url, address)
+
+    made = ServerAddresses(
+        ["fleet+http://head:8000"], make, listed=(listed := Listed(first)), seconds=0.002, hurried=0.002
+    )
+    pool = ServerPool(made.transports, check=made.failed)
+    made.follow(pool)
+    listed.urls = ["http://wrong", second]
+    until(lambda: pool.urls == [second])
+    assert "http://wrong cannot join: --ca-file goes with https" in caplog.text
+    pool.close()
+
+
 def test_a_list_that_is_not_there_is_told_at_the_start() -> None:
     with pytest.raises(NotFoundError, match="no server takes work"):
         at_list(Listed())

@@ -37,7 +37,10 @@ def test_a_servers_settings_are_read_by_its_own_reader(tmp_path: Path) -> None:
 
 def test_a_folder_is_the_same_for_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read_settings({"store": "here"}).store == str(tmp_path / "here")
+    found = read_settings({"store": "here", "tenants": "who.yaml", "cache_dir": "/kept", "accounts": "use"})
+    assert (found.store, found.tenants) == (str(tmp_path / "here"), str(tmp_path / "who.yaml"))
+    assert (found.cache_dir, found.accounts, found.token_file) == ("/kept", str(tmp_path / "use"), None)
+    assert read_settings({"store": "s3://bucket/prefix"}).store == "s3://bucket/prefix"
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,10 @@ class ServerAddresses:
         if set(found) == known.keys():
             return
         for address in [a for a in found if a not in known]:
-            pool.join(named.add(address))
+            try:
+                pool.join(named.add(address))
+            except HapiError as error:  # as of a URL that is none; the others are as good
+                log.warning("%s: %s cannot join: %s", named.url, address, error)
         for address in [a for a in known if a not in found]:
             pool.leave(known.pop(address).url, at_once=False)
         log.info("%s", named)
