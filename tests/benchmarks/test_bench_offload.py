@@ -240,8 +240,8 @@ def test_a_small_run_measures_and_goes_on(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    flags = ["offload", "--quick", *(word for part in parts for word in ("--part", part)), "--folder", str(scratch),
-             "--results", str(tmp_path / "found.jsonl")]  # fmt: skip
+    flags = ["offload", "--quick", "--turns", "1", *(word for part in parts for word in ("--part", part)),
+             "--folder", str(scratch), "--results", str(tmp_path / "found.jsonl")]  # fmt: skip
     assert main([*flags, "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert len(found["goals"]) == goals and not found["left_out"]

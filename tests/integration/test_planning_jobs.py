@@ -90,7 +90,8 @@ def test_auto(auto: tuple[dict[str, Any], Path], undisturbed: dict[str, Any]) ->
     plan = report["plan"]
     assert [c["estimate"]["split"] for c in plan["candidates"]] == list(range(FREEZE + 1))
     changes = plan["changes"]
-    assert (changes[0]["epoch"], changes[0]["batch"], changes[0]["from"]) == (1, 0, FREEZE)
+    # On a slow machine the profile is whole while the last batches of epoch 0 are under way.
+    assert changes[0]["from"] == FREEZE and (changes[0]["epoch"] == 0 or changes[0]["batch"] == 0)
     assert changes[0]["why"] == "profiled"
     for entry in report["epochs"][1:]:
         if len(entry["splits"]) == 1:

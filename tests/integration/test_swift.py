@@ -121,7 +121,9 @@ def test_a_storage_node_dies_for_good(swift_copies: Swift, undisturbed: list[flo
             assert losses(report_of(report)) == undisturbed
             check_stored(trained(running, "0", tmp_path / "stored.json"), undisturbed)
         hapi("pack", "sklearn:digits", f"{COPIES}/more", *PACKED, **env)
-        *findings, verdict = hapi("verify", f"{COPIES}/more", "--quiet", code=None, **env).stdout.splitlines()
+        done = hapi("verify", f"{COPIES}/more", "--quiet", code=None, **env)
+        assert done.stdout, done.stderr
+        *findings, verdict = done.stdout.splitlines()
         # What was deleted while a node was away may come back: Swift deletes later what it could not at once.
         assert all(line.endswith("it can be removed") for line in findings), findings
         assert findings or ": sound" in verdict, verdict
