@@ -83,8 +83,7 @@ def pack(
 
     >>> import hapi, numpy
     >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
-    >>> packed = hapi.pack("dots.npz", "store/dots")
-    >>> packed.count, packed.classes
+    >>> (packed := hapi.pack("dots.npz", "store/dots")).count, packed.classes
     (6, ('0', '1', '2'))
 
     Args:

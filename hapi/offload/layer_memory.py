@@ -50,9 +50,9 @@ class GradientRoom:
     total: int = 0
     """Bytes of the gradients of all parameters."""
     waiting: int = 0
-    """Of those that wait for their update."""
+    """Bytes of those that wait for their update."""
     ahead: int = 0
-    """Of those that are read ahead before backward."""
+    """Bytes of those that are read ahead before backward."""
 
     def waiting_beside(self, largest: int) -> int:
         """Compute the bytes that wait while one of ``largest`` bytes is made."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.client.loading.link_stats import LinkMeter
 from hapi.client.loading.pacing import UNKNOWN, Learned, RequestPacer
+from hapi.client.transport.link_meter import LinkMeter
 
 
 class Link:

@@ -12,8 +12,10 @@ import pytest
 from support.reports import report_with
 from support.threads import at_once
 
-from hapi.client.loading import link_stats as module
-from hapi.client.loading.link_stats import ANSWERS_KEPT, RATES_KEPT, Forward, LinkMeter, Traffic
+from hapi.client.loading import link_stats
+from hapi.client.loading.link_stats import ANSWERS_KEPT, Forward, Traffic
+from hapi.client.transport import link_meter
+from hapi.client.transport.link_meter import RATES_KEPT, LinkMeter
 from hapi.errors import BadRequestError
 from hapi.wire.report import STAGES, RequestReport
 
@@ -35,7 +37,8 @@ class Link:
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     made = Link()
     clock = SimpleNamespace(monotonic=lambda: made.now, thread_time=lambda: made.now / 10)
-    monkeypatch.setattr(module, "time", clock)
+    for module in (link_stats, link_meter):
+        monkeypatch.setattr(module, "time", clock)
     return made
 
 

@@ -22,7 +22,7 @@ from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.incoming import Incoming
 from hapi.client.loading.job import ExtractionJob
-from hapi.client.loading.link_stats import LinkMeter, Traffic
+from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Batch
@@ -35,6 +35,7 @@ from hapi.client.planning.split_source import Fixed, Splits
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.soundness import check_exactly_once
+from hapi.client.transport.link_meter import LinkMeter
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import finish
 from hapi.trace import Tracer

@@ -13,19 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 
+from hapi.client.transport.link_meter import LinkMeter
 from hapi.clocks import BusyClock
-from hapi.wire.frame_reader import HEAD_BYTES
 from hapi.wire.report import RequestReport, ServerTier
 
-RATE_SECONDS = 0.1
-"""Longest stretch of arrivals that counts as one measurement of the link."""
-RATES_KEPT = ANSWERS_KEPT = 4096
-FOLLOWED_BYTES = 32 << 10
-"""Bytes that must have followed the first ones of a stretch to tell its rate."""
-RECENT = 8
-"""Measurements that tell the rate just now."""
+ANSWERS_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -120,116 +113,6 @@ class SplitTraffic:
             intervals[report.server] = (min(first, start), max(last, end))
         self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
         self.cos_batch = max(self.cos_batch, report.cos_batch)
-
-
-class LinkMeter:
-    """The link's rate, measured on normal traffic. Thread-safe.
-
-    From the beginning of a payload to its end the link is at work. The kernel tells the bytes that arrive
-    meanwhile (``arrived``: bytes received so far on all connections). A payload that waits in the kernel's
-    buffers for a busy reader would otherwise look faster than the link, and another connection's bytes share
-    the link with it. Where the kernel does not tell, the bytes that were read count.
-
-    The first bytes after a pause may come faster than the link goes on, since a token bucket or a buffer has
-    filled up meanwhile. So the rate of a stretch is that of the bytes that followed, once they are enough.
-    """
-
-    def __init__(self, arrived: Callable[[], int | None], clock: Callable[[], float] | None = None) -> None:
-        self._arrived, self._clock = arrived, clock or time.monotonic
-        self._lock = threading.Lock()
-        self._active = 0
-        self._read = 0
-        self._since = 0.0
-        self._before: tuple[int | None, int] = (None, 0)
-        self._paused = False
-        """True when nothing was arriving before this stretch."""
-        self._flowing: tuple[float, int] | None = None
-        """Time at which the first bytes had arrived, and the kernel's count then."""
-        self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
-        self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
-        self._ended: float | None = None
-        self.idle = 0.0
-        """Seconds between payloads, in which none was arriving."""
-
-    def begin(self) -> None:
-        """Note that a payload begins to arrive."""
-        with self._lock:
-            self._active += 1
-            if self._active == 1:
-                self._open()
-                self._paused = True
-                if self._ended is not None:
-                    self.idle += self._since - self._ended
-
-    def flowing(self) -> None:
-        """Note that the first bytes of a payload have arrived, and more are to come."""
-        with self._lock:
-            kernel = self._arrived()
-            if self._active and self._paused and self._flowing is None and kernel is not None:
-                self._flowing = (self._clock(), kernel)
-
-    def end(self, nbytes: int) -> None:
-        """Note that a payload has arrived, or never will; ``nbytes`` of it were read."""
-        with self._lock:
-            self._active -= 1
-            self._read += nbytes
-            now = self._clock()
-            self._ended = now
-            if self._active == 0 or now - self._since >= RATE_SECONDS:
-                came, seconds = self._stretch(now)
-                if came > 0 and seconds > 0:
-                    self._rates.append((now, came, seconds))
-                if self._active:
-                    self._open()
-
-    def rates(self, since: float = 0.0) -> list[tuple[int, float]]:
-        """Return (bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
-        with self._lock:
-            return _since(self._rates, since)
-
-    def recent(self) -> float | None:
-        """Bytes per second over the newest stretches; None before the first."""
-        with self._lock:
-            newest = list(islice(reversed(self._rates), RECENT))
-        seconds = sum(s for _, _, s in newest)
-        return sum(n for _, n, _ in newest) / seconds if seconds else None
-
-    def crossed(self, nbytes: int, seconds: float) -> None:
-        """Note that ``nbytes``, which did not exist before, have crossed in at most ``seconds``."""
-        with self._lock:
-            self._longest.append((self._clock(), nbytes, seconds))
-
-    def bounds(self, since: float = 0.0) -> list[tuple[int, float]]:
-        """Return (bytes, upper bound of their seconds) of each :meth:`crossed` after ``since``.
-
-        A link that is faster than its readers shows in these only: its bytes are there before they look.
-        """
-        with self._lock:
-            return _since(self._longest, since)
-
-    def _open(self) -> None:
-        self._since, self._before = self._clock(), (self._arrived(), self._read)
-        self._paused, self._flowing = False, None
-
-    def _stretch(self, now: float) -> tuple[int, float]:
-        """Bytes of this stretch and their seconds, those of the first at the rate of what followed."""
-        kernel = self._arrived()
-        if self._flowing is not None and kernel is not None:
-            since, then = self._flowing
-            followed = kernel - then
-            if followed >= FOLLOWED_BYTES:
-                nbytes = HEAD_BYTES + followed
-                return nbytes, nbytes * (now - since) / followed
-        before, read = self._before
-        # The kernel's count if it told then and tells now, else what was read.
-        count = self._read - read if before is None or kernel is None else kernel - before
-        return count, now - self._since
-
-
-def _since(marks: deque[tuple[float, int, float]], since: float) -> list[tuple[int, float]]:
-    """Bytes and seconds of those marks that are later than ``since``; they are in the order of time."""
-    newest = list(takewhile(lambda mark: mark[0] > since, reversed(marks)))
-    return [(nbytes, seconds) for _, nbytes, seconds in reversed(newest)]
 
 
 class Arrival:

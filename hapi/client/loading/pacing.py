@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hapi.client.loading.link_stats import LinkMeter
+from hapi.client.transport.link_meter import LinkMeter
 
 LONGEST_LEAD = 10.0
 """Seconds."""

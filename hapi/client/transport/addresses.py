@@ -47,7 +47,7 @@ MakeTransport = Callable[[str, str | None], Transport]
 
 @dataclass(eq=False)
 class ServerName(ABC):
-    """What a user calls a server or several, and the transports to them."""
+    """A user's name for one server or several, and the transports to them."""
 
     url: str
     make: MakeTransport

@@ -28,7 +28,7 @@ def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.
 
     Raises:
         NotFoundError: there is none now.
-        HapiError: nothing answers, or something else than :mod:`hapi.cluster.ray_serve`.
+        HapiError: nothing answers, or something else than a list of servers.
     """
     trusted = ca_file if url.startswith("https:") else None
     transport = HttpTransport(url, ca_file=trusted, timeout=timeout)
@@ -44,5 +44,7 @@ def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.
     finally:
         transport.close()
     if not found:
-        raise NotFoundError(f"{url}: no server of the fleet takes work now; 'serve status' tells why")
+        raise NotFoundError(
+            f"{url}: no server of the fleet takes work now (under Ray 'serve status' tells why)"
+        )
     return found[:MOST_SERVERS]

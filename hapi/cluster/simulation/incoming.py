@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import simpy
 
-from hapi.client.loading.link_stats import LinkMeter
 from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.client.transport.link_meter import LinkMeter
 from hapi.cluster.simulation.network import Network, Transfer
 
 SHORTEST_WAIT = 1e-3

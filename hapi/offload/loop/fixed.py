@@ -1,4 +1,4 @@
-"""What an optimiser refuses whose parameters were counted before its first step."""
+"""Refusals of an optimiser whose parameters were counted before its first step."""
 
 from __future__ import annotations
 
