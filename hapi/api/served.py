@@ -137,7 +137,7 @@ def _all_local(
 def _checked(session: Session, model: LoadedModel, layers: LayeredModel, note: str | None) -> ServedModel:
     try:
         context, transform = session.job_context, model.card.transform
-        found = input_shape(SampleLayout.from_json(context.description.layout), transform)
+        found = input_shape(SampleLayout.from_json(context.description.layout, answer=True), transform)
         if found != layers.input_shape:
             raise UsageError(
                 f"the dataset gives inputs of {list(found)}, the model takes {list(layers.input_shape)}"

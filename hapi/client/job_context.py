@@ -239,7 +239,10 @@ def _build_context(
     servers = connected.servers
     description = choose_dataset(servers, settings.dataset)
     order = order_of(settings, description)
-    layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
+    layout, transform = (
+        SampleLayout.from_json(description.layout, answer=True),
+        transform_of(settings, description),
+    )
     shape = check_inputs(description, transform)
     model = open_client_model(
         settings, servers, connected.store, seed=settings.seed, classes=len(description.classes), shape=shape
@@ -369,7 +372,7 @@ def _job(
     transform: TransformSpec | None,
 ) -> ExtractionJob:
     layered = model.layered
-    layout = SampleLayout.from_json(description.layout)
+    layout = SampleLayout.from_json(description.layout, answer=True)
     if input_shape(layout, transform) != layered.input_shape:
         raise UsageError(
             f"dataset {description.reference.name!r} gives inputs of {input_shape(layout, transform)}, the model "

@@ -189,7 +189,7 @@ def _describe(servers: ServerPool, name: str) -> PushedModel:
         return ModelStructure.from_json(servers.call("GET", path, provider_of=name))
 
     structure = StructureCache().find(digest, described)
-    return PushedModel(ModelManifest.from_json(document, structure))
+    return PushedModel(ModelManifest.from_json(document, structure, answer=True))
 
 
 def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:

@@ -43,7 +43,7 @@ def check_count(description: DatasetDescription) -> None:
 
 def check_inputs(description: DatasetDescription, transform: TransformSpec | None) -> tuple[int, ...]:
     """Return the shape of one input; :class:`UsageError` unless some of them fit this machine."""
-    shape = input_shape(SampleLayout.from_json(description.layout), transform)
+    shape = input_shape(SampleLayout.from_json(description.layout, answer=True), transform)
     nbytes, free = math.prod(shape) * torch.float32.itemsize, free_bytes(_CPU)
     if free is not None and HEAD_COPIES * nbytes > free:
         raise UsageError(

@@ -57,9 +57,10 @@ class SampleLayout:
     sample_dtype: str | None = None
 
     @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Parse strictly; :class:`BadRequestError` on anything unknown, missing or out of range."""
-        d = strict_fields(document, dict.fromkeys(("kind", "sample_shape", "sample_dtype"), True), "layout")
+    def from_json(cls, document: Any, *, answer: bool = False) -> Self:
+        """Parse strictly, but for unknown fields of an ``answer``; :class:`BadRequestError` on anything else."""
+        known = dict.fromkeys(("kind", "sample_shape", "sample_dtype"), True)
+        d = strict_fields(document, known, "layout", answer=answer)
         kind, shape, dtype = d["kind"], d["sample_shape"], d["sample_dtype"]
         if kind == "encoded":
             if shape is not None or dtype is not None:

@@ -139,13 +139,13 @@ class ModelManifest:
             raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
 
     @classmethod
-    def from_json(cls, document: Any, structure: ModelStructure) -> Self:
+    def from_json(cls, document: Any, structure: ModelStructure, *, answer: bool = False) -> Self:
         """Parse and verify the document of a model of this structure; :class:`BadRequestError` on anything
-        unexpected.
+        unexpected, but for unknown fields of an ``answer``.
         """
-        d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model")
+        d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model", answer=answer)
         check_format(d)
-        if document_checksum(d) != d["checksum"]:
+        if document_checksum(document) != d["checksum"]:
             raise BadRequestError("its checksum does not fit its content")
         if d["structure"] != structure.digest:
             raise BadRequestError(f"it has structure {d['structure']!r:.40}, not {structure.digest}")
@@ -169,7 +169,7 @@ class ModelManifest:
             created=str(d["created"])[:40],
             parent=None if parent is None else check_model(parent, "parent"),
             structure=structure,
-            spec=None if d["spec"] is None else ModelSpec.from_json(d["spec"]),
+            spec=None if d["spec"] is None else ModelSpec.from_json(d["spec"], answer=answer),
             digests=tuple(check_digest(digest, "digests") for digest in digests),
             contents=tuple(check_digest(content, "contents") for content in contents),
             classes=None if classes is None else check_int(classes, 1, 2**31, "classes"),

@@ -26,9 +26,9 @@ class CacheRoom:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Parse strictly; :class:`hapi.errors.BadRequestError` for anything else."""
+        """Parse; fields of later versions are left out, anything else is a :class:`hapi.errors.BadRequestError`."""
         names = {"bytes": True, "read": False, "write": False}
-        d = strict_fields(document, names, "cache")
+        d = strict_fields(document, names, "cache", answer=True)
         rates = {
             name: None if d.get(name) is None else check_int(d[name], 1, MOST_RATE, name)
             for name in ("read", "write")

@@ -84,28 +84,31 @@ _DECODERS = {
 """Decoders by two flags: NaN is a number; there is a run of digits that may be too long."""
 
 
-def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict[str, Any]:
+def strict_fields(
+    document: Any, allowed: Mapping[str, bool], what: str, *, answer: bool = False
+) -> dict[str, Any]:
     """Return ``document`` as a dict with known keys only.
 
     Args:
         document: parsed JSON.
         allowed: name of each known key, and whether it is required.
         what: name of the document, for messages.
+        answer: leave unknown keys out: a server's answer, which may be of a later version.
 
     Raises:
-        BadRequestError: it is no object, or a key is unknown or missing.
+        BadRequestError: it is no object, a key is missing, or one is unknown and not left out.
     """
     if not isinstance(document, dict):
         raise BadRequestError(f"{what}: expected an object, got {type(document).__name__}")
     unknown = sorted(set(document) - set(allowed))
-    if unknown:
+    if unknown and not answer:
         raise BadRequestError(
             f"{what}: unknown field {shortened(unknown[0])}; known are {', '.join(sorted(allowed))}"
         )
     missing = sorted(name for name, required in allowed.items() if required and name not in document)
     if missing:
         raise BadRequestError(f"{what}: field {missing[0]!r} is missing")
-    return document
+    return {name: value for name, value in document.items() if name in allowed} if unknown else document
 
 
 def check_int(value: Any, low: int, high: int, what: str) -> int:

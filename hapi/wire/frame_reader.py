@@ -254,9 +254,7 @@ def _json(raw: bytearray) -> dict[str, Any]:
 
 def _parse_header(document: dict[str, Any], max_samples: int) -> _Form:
     """Number of ids (``max_samples`` of them), and the tensors."""
-    if set(document) != {"ids", "tensors"}:
-        raise WireError("frame header: expected exactly ids and tensors")
-    ids, tensors = document["ids"], document["tensors"]
+    ids, tensors = document.get("ids"), document.get("tensors")
     if type(ids) is not int or not 0 <= ids <= max_samples:
         raise WireError(f"frame header: ids is not a number of samples from 0 to {max_samples}")
     if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:

@@ -127,12 +127,9 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, document: Any) -> TensorSpec:
-        """Parse one header entry; raises :class:`WireError` on anything unexpected."""
-        fields = {"name", "dtype", "shape", "codec"}
-        if not isinstance(document, dict) or set(document) - {"bytes"} != fields:
-            raise WireError(
-                "frame header: a tensor needs exactly name, dtype, shape, codec, bytes if encoded"
-            )
+        """Parse one header entry; raises :class:`WireError` on anything unexpected but unknown fields."""
+        if not isinstance(document, dict) or not {"name", "dtype", "shape", "codec"} <= set(document):
+            raise WireError("frame header: a tensor needs name, dtype, shape, codec, bytes if encoded")
         name, dtype, shape, codec = (document[k] for k in ("name", "dtype", "shape", "codec"))
         if not isinstance(name, str) or not 0 < len(name) <= 512:
             raise WireError("frame header: tensor name is not a string of 1 to 512 characters")

@@ -57,8 +57,9 @@ class HeldOutCounts:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Parse strictly; :class:`BadRequestError` for anything else."""
-        d = strict_fields(document, {"version": True, "label_counts": True}, "held-out samples")
+        """Parse; fields of later versions are left out, anything else is a :class:`BadRequestError`."""
+        known = {"version": True, "label_counts": True}
+        d = strict_fields(document, known, "held-out samples", answer=True)
         counts = d["label_counts"]
         if not isinstance(counts, list):
             raise BadRequestError("held-out samples: label_counts is not a list")

@@ -326,12 +326,12 @@ class DatasetDescription:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Parse strictly; :class:`BadRequestError` for anything else."""
+        """Parse; fields of later versions are left out, anything else is a :class:`BadRequestError`."""
         sizes = ("count", "total_bytes", "group", "window")
         names = dict.fromkeys(("reference", "classes", "layout", "transform", *sizes), True)
         flags = ("prefers_chunks", "keeps_features")
         optional = dict.fromkeys((*flags, "label_kind", "label_counts"), False)
-        d = strict_fields(document, {**names, **optional}, "dataset description")
+        d = strict_fields(document, {**names, **optional}, "dataset description", answer=True)
         for flag in flags:
             if not isinstance(d.get(flag, False), bool):
                 raise BadRequestError(f"dataset description: {flag} is not true or false")
@@ -352,12 +352,14 @@ class DatasetDescription:
             )
         kind = check_label_kind(d.get("label_kind", "single"), "dataset description: label_kind")
         return cls(
-            reference=DatasetReference.from_json(d["reference"]),
+            reference=DatasetReference.from_json(d["reference"], answer=True),
             count=check_int(d["count"], 0, 1 << 48, "count"),
             classes=tuple(printable(c, 2 * MAX_CLASS_NAME) for c in classes),
             total_bytes=check_int(d["total_bytes"], 0, 1 << 62, "total_bytes"),
             layout=layout,
-            transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+            transform=None
+            if d["transform"] is None
+            else TransformSpec.from_json(d["transform"], answer=True),
             group=check_int(d["group"], 1, MOST_GROUP, "group"),
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
             prefers_chunks=d.get("prefers_chunks", False),

@@ -97,9 +97,9 @@ class DatasetReference:
     """Digest of the manifest's content (hex)."""
 
     @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Parse strictly; :class:`BadRequestError` names the field."""
-        d = strict_fields(document, {"name": True, "version": True}, "dataset")
+    def from_json(cls, document: Any, *, answer: bool = False) -> Self:
+        """Parse strictly, but for unknown fields of an ``answer``; :class:`BadRequestError` names the field."""
+        d = strict_fields(document, {"name": True, "version": True}, "dataset", answer=answer)
         return cls(
             name=check_name(d["name"], "dataset.name"), version=check_digest(d["version"], "dataset.version")
         )
@@ -267,15 +267,15 @@ class TransformSpec:
     """Outcome of a random transform, once it is known; it belongs to an epoch and not to the job."""
 
     @classmethod
-    def from_json(cls, document: Any, *, random: bool = False) -> Self:
-        """Parse strictly; :class:`BadRequestError` names the field.
+    def from_json(cls, document: Any, *, random: bool = False, answer: bool = False) -> Self:
+        """Parse strictly, but for unknown fields of an ``answer``; :class:`BadRequestError` names the field.
 
         ``random`` allows a random transform, which then carries its seed and epoch.
         """
         known = dict.fromkeys(("resize", "crop", "mean", "std"), True)
         if random and isinstance(document, dict) and {"augment", "seed", "epoch"} & set(document):
             known |= dict.fromkeys(("augment", "seed", "epoch"), True)
-        d = strict_fields(document, known, "transform")
+        d = strict_fields(document, known, "transform", answer=answer)
         crop = check_int(d["crop"], 1, MAX_IMAGE_SIDE, "transform.crop")
         resize = check_int(d["resize"], crop, MAX_IMAGE_SIDE, "transform.resize")
         augment, draw = None, None

@@ -39,7 +39,7 @@ from hapi.repository.push import push
 from hapi.repository.pushed import PushedModel
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import ModelStructure
-from hapi.repository.versions import add_tag, drop_versions, list_tags, version_key
+from hapi.repository.versions import add_tag, document_checksum, drop_versions, list_tags, version_key
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store
 from hapi.wire.references import ModelReference
@@ -184,9 +184,13 @@ def test_another_input_shape_than_pushed(store: CountingStore) -> None:
 def test_a_description_from_a_server_is_enough_for_the_trainer(store: CountingStore) -> None:
     stored = open_model(store, "net")
     structure = ModelStructure.from_json(json.loads(json.dumps(stored.manifest.structure.to_json())))
-    remote = PushedModel(
-        ModelManifest.from_json(json.loads(json.dumps(stored.manifest.to_json())), structure)
-    )
+    document = json.loads(json.dumps(stored.manifest.to_json()))
+    remote = PushedModel(ModelManifest.from_json(document, structure, answer=True))
+    later = {**document, "of_later": 1, "spec": {**document["spec"], "of_later": 1}}
+    later["checksum"] = document_checksum(later)
+    assert ModelManifest.from_json(later, structure, answer=True) == remote.manifest
+    with pytest.raises(BadRequestError, match="unknown field 'of_later'"):
+        ModelManifest.from_json(later, structure)
     client = remote.layered()
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterator[Loaded]:

@@ -383,7 +383,7 @@ DOCUMENT: dict[str, Kind] = {
     "inputs of petabytes": Kind(
         document(lambda d: d["layout"].update(sample_shape=[3, 1 << 24, 1 << 24])), "one takes .* are free", code=2
     ),
-    "escapes in a field": Kind(document(lambda d: d.update({ESCAPES: 1})), "unknown field"),
+    "escapes in a field": Kind(document(lambda d: d.update(group=ESCAPES)), "group: expected an integer"),
     "escapes in an error": Kind(problem(404, "not-found"), r"\\x1b\[2J.*\\u202eevil"),
     "escapes in a refusal": Kind(body(lambda: b"", status=418), "answered 418"),
     "come back in 31 years": Kind(problem(429, "busy", retry_after=1e9), "evil"),

@@ -106,8 +106,9 @@ def _told_by(transport: Transport, datasets: Iterable[DatasetReference]) -> Serv
 
 
 def _is_as_indexed(transport: Transport, dataset: DatasetReference) -> bool:
-    document: object = transport.call("GET", f"{messages.DATASETS_PATH}/{dataset.name}/{messages.CHANGED}")
-    return document == {"version": dataset.version, "changed": 0}
+    document = transport.call("GET", f"{messages.DATASETS_PATH}/{dataset.name}/{messages.CHANGED}")
+    found = document if isinstance(document, dict) else {}
+    return (found.get("version"), found.get("changed")) == (dataset.version, 0)
 
 
 def _code(document: Any) -> str | None:

@@ -62,9 +62,9 @@ class ModelSpec:
         return {**asdict(self), "blocks": list(self.blocks), "input_shape": list(self.input_shape)}
 
     @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Parse :meth:`to_json`'s form; :class:`BadRequestError` on anything else."""
-        d = strict_fields(document, {f.name: True for f in fields(cls)}, "spec")
+    def from_json(cls, document: Any, *, answer: bool = False) -> Self:
+        """Parse :meth:`to_json`'s form, and unknown fields of an ``answer``; :class:`BadRequestError` on others."""
+        d = strict_fields(document, {f.name: True for f in fields(cls)}, "spec", answer=answer)
         for name in ("architecture", "weights"):
             if not isinstance(d[name], str) or not 0 < len(d[name]) <= 4096:
                 raise BadRequestError(f"spec.{name}: expected text")
