@@ -16,7 +16,7 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.lines import print_parts, print_wrapped
 from hapi.cli.shared.pushing import check_push, push_best
-from hapi.cli.shared.ranks import along, check_launch, going_on, ranks_of, silent, train_along
+from hapi.cli.shared.ranks import along, check_launch, going_on, ranks_of, silent, train_along, watch_torchrun
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _begun(argv: Sequence[str] | None) -> int:
     launch = launched()
+    if launch is not None:
+        watch_torchrun(launch)
     if launch is None or launch.rank == 0:
         return _run(_parsed(argv), launch)
     with silent():

@@ -17,6 +17,7 @@ from hapi.config.fields import flag_of, flat
 from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.process.telemetry import open_tracer
 from hapi.train.distributed.launch import Launch
+from hapi.train.distributed.launcher_watch import stop_with_launcher
 
 if TYPE_CHECKING:
     from hapi.client.joint.ranks import Ranks
@@ -47,6 +48,13 @@ def check_launch(settings: TrainSettings, launch: Launch) -> None:
         raise UsageError(f"--bs {settings.bs}: has fewer samples than the {launch.size} ranks that share it")
     if launch.size > 1 and settings.device.startswith("cuda:"):
         raise UsageError(f"--device {settings.device}: every rank takes a GPU of its own; give cuda or auto")
+
+
+def watch_torchrun(launch: Launch) -> None:
+    """Let a rank of torchrun stop when that is gone; the first one says so."""
+    if launch.by_torchrun:
+        line = "torchrun is gone, maybe killed: its ranks stop as after SIGTERM"
+        stop_with_launcher(lambda: None if launch.rank else tell("hapi-train", line))
 
 
 def longest_stall(settings: TrainSettings) -> float:

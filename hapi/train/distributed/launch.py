@@ -22,6 +22,8 @@ class Launch:
     """Number of its machine among those of the job."""
     restarts: int
     """Times that the launcher has started the ranks again after one failed."""
+    by_torchrun: bool = False
+    """Whether torchrun is the parent of this process."""
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -41,7 +43,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
             f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}: these are no "
             "rank of a job; start it with torchrun, or unset RANK and WORLD_SIZE to train alone"
         )
-    if size == 1 and "TORCHELASTIC_RUN_ID" not in environment:
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    if size == 1 and not by_torchrun:
         return None
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
@@ -55,6 +58,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
         local_size=local_size,
         node=_number(environment, "GROUP_RANK", rank // local_size),
         restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+        by_torchrun=by_torchrun,
     )
 
 

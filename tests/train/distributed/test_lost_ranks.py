@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.forked import ForkedProcess
 from support.free_ports import free_port
 from support.harness import server, start_train
 from support.harness import wait_for as until
-from support.joint_training import TORCHRUN, ForkedRanks, environment, hapi_train, ranks_below
+from support.joint_training import TORCHRUN, ForkedRanks, environment, hapi_train, ranks_below, torchrun
 from support.local_job import pack_blobs
 
 pytestmark = pytest.mark.slow
@@ -91,6 +92,26 @@ def test_torchrun_starts_the_ranks_again_after_one_hung(url: str, tmp_path: Path
     assert process.returncode == 0, said
     found = report(tmp_path / "run")
     assert found["resumes"] == 1 and [e["samples"] for e in found["epochs"]] == [COUNT] * EPOCHS
+
+
+@pytest.mark.long
+def test_ranks_stop_with_a_checkpoint_when_torchrun_is_killed(url: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        torchrun(2, *flags(url, "--output", "run", "--checkpoint-every", "5", "--epochs", "9999")),
+        cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    written(tmp_path / "run", process.poll)
+    ranks = ranks_below(process)
+    try:
+        process.kill()
+        _, said = process.communicate(timeout=60)  # the ranks have its stderr, too
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+    own = [line for line in said.splitlines() if line.startswith("hapi-train:")]
+    assert own[0] == "hapi-train: torchrun is gone, maybe killed: its ranks stop as after SIGTERM", said
+    assert report(tmp_path / "run")["ended"]["how"] == "interrupted", said
 
 
 def test_bytes_of_an_interrupted_epoch_are_those_of_all_ranks(url: str, tmp_path: Path) -> None:
