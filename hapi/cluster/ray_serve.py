@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import tempfile
 import threading
 import time
@@ -34,6 +35,7 @@ from hapi.errors import HapiError
 from hapi.process.child_server import ChildServer
 from hapi.wire.messages import READY_PATH, STATUS_PATH
 from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.urls import pinned_context
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -90,7 +92,7 @@ def app(args: dict[str, Any]) -> Application:
         max_constructor_retry_count=STARTS,
     )(ServerReplica)
     discovery = serve.deployment(name=DISCOVERY, ray_actor_options={"num_cpus": 0})(Discovery)
-    return discovery.bind(servers.bind(settings.of_server(), settings.port, end))
+    return discovery.bind(servers.bind(settings.of_server(), settings.port, end, settings.node_names))
 
 
 class Discovery:
@@ -112,8 +114,17 @@ class Discovery:
 class ServerReplica:
     """One ``hapi-server``, from its start to its drain."""
 
-    def __init__(self, settings: dict[str, Any], port: int, end_seconds: float) -> None:
-        """Start a server with ``settings``, and return when it listens; at its end it has ``end_seconds`` to drain."""
+    def __init__(
+        self, settings: dict[str, Any], port: int, end_seconds: float, node_names: bool = False
+    ) -> None:
+        """Start a server, and return when it listens.
+
+        Args:
+            settings: of the server.
+            port: that it listens on; 0: any free one.
+            end_seconds: that it has to drain at its end.
+            node_names: whether others reach it by the node's host name, and not by its address.
+        """
         from ray.util import get_node_ip_address
 
         self._end_seconds = end_seconds
@@ -136,8 +147,16 @@ class ServerReplica:
                 )
         finally:
             self._log.started()
-        self._transport = HttpTransport(self._child.url, token=self._token, timeout=ANSWER_SECONDS)
-        self.url = reachable(self._child.url, get_node_ip_address())  # type: ignore[no-untyped-call]
+        node = socket.getfqdn() if node_names else get_node_ip_address()  # type: ignore[no-untyped-call]
+        self.url = reachable(self._child.url, node)
+        # Asked by the name that trainers use, so that a certificate of another one is a fault of its health.
+        self._transport = HttpTransport(
+            self.url,
+            token=self._token,
+            timeout=ANSWER_SECONDS,
+            address=urlsplit(self._child.url).hostname,
+            tls=pinned_context(settings["tls_cert"]) if "tls_cert" in settings else None,
+        )
         self._readings: dict[str, float] = {}
         self._over = threading.Event()
         self._reporting = threading.Thread(target=self._report, daemon=True)
@@ -189,12 +208,12 @@ def readings_of(status: dict[str, Any]) -> dict[str, float]:
     return dict(zip(READINGS, map(float, values), strict=True))
 
 
-def reachable(url: str, address: str) -> str:
-    """Return ``url`` as others reach it: a server that listens on all of a node's addresses is at the node's."""
+def reachable(url: str, node: str) -> str:
+    """Return ``url`` as others reach it: a server that listens on all of its node's addresses is at ``node``."""
     parts = urlsplit(url)
     if parts.hostname not in _ANY_ADDRESS:
         return url
-    host = f"[{address}]" if ":" in address else address
+    host = f"[{node}]" if ":" in node else node
     return f"{parts.scheme}://{host}:{parts.port}"
 
 

@@ -14,7 +14,7 @@ from hapi.errors import UsageError
 from hapi.server.settings import ServerSettings
 
 MOST_REPLICAS = 4096
-PATHS = ("store", "provider_ca", "cache_dir", "token_file", "tenants", "accounts")
+PATHS = ("store", "provider_ca", "cache_dir", "token_file", "tenants", "accounts", "tls_cert", "tls_key")
 """Settings that name files and folders of the operator's, where the store is one."""
 
 
@@ -49,6 +49,9 @@ class ReplicaSettings(ServerSettings):
     )
     cpus: float = setting("processors of a replica, by which Ray places it", default=1.0, low=0, high=4096)
     gpus: float = setting("GPUs of a replica, which its server alone sees", default=0.0, low=0, high=1024)
+    node_names: bool = setting(
+        "call nodes by their host names, as a certificate has them, and not by their addresses", default=False
+    )
 
     @property
     def highest(self) -> int:
@@ -81,10 +84,8 @@ def read_settings(args: Mapping[str, Any]) -> ReplicaSettings:
         raise UsageError(
             f"replicas {found.replicas}: not from min_replicas {found.min_replicas} to max_replicas {found.highest}"
         )
-    if found.tls_cert is not None or found.tls_key is not None:
-        raise UsageError(
-            "tls_cert, tls_key: replicas have no names of their own yet; put a TLS balancer before them"
-        )
+    if (found.tls_cert is None) != (found.tls_key is None):
+        raise UsageError("tls_cert and tls_key belong together: give both")
     # Replicas work in folders of their own.
     paths: dict[str, Any] = {
         name: str(Path(path).absolute())

@@ -40,6 +40,9 @@ def test_a_folder_is_the_same_for_replicas(tmp_path: Path, monkeypatch: pytest.M
     found = read_settings({"store": "here", "tenants": "who.yaml", "cache_dir": "/kept", "accounts": "use"})
     assert (found.store, found.tenants) == (str(tmp_path / "here"), str(tmp_path / "who.yaml"))
     assert (found.cache_dir, found.accounts, found.token_file) == ("/kept", str(tmp_path / "use"), None)
+    found = read_settings({"store": "here", "tls_cert": "cert.pem", "tls_key": "/key.pem"})
+    assert (found.tls_cert, found.tls_key) == (str(tmp_path / "cert.pem"), "/key.pem")
+    assert found.of_server()["tls_key"] == "/key.pem" and "node_names" not in found.of_server()
     assert read_settings({"store": "s3://bucket/prefix"}).store == "s3://bucket/prefix"
 
 
@@ -52,7 +55,7 @@ def test_a_folder_is_the_same_for_replicas(tmp_path: Path, monkeypatch: pytest.M
         ({"store": "s", "replicas": 5, "max_replicas": 4}, "not from min_replicas 1 to max_replicas 4"),
         ({"store": "s", "gpus": "nan"}, "gpus"),
         ({"store": "s", "autoscale": "perhaps"}, "autoscale"),
-        ({"store": "s", "tls_cert": "a.pem"}, "tls_cert"),
+        ({"store": "s", "tls_cert": "a.pem"}, "tls_cert and tls_key belong together"),
     ],
 )
 def test_what_cannot_be_is_one_line(args: dict[str, Any], match: str) -> None:

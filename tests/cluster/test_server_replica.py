@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.certificates import self_signed
 from support.harness import wait_for
 
 from hapi.cluster.settings import read_settings
 from hapi.errors import HapiError
+from hapi.wire.messages import STATUS_PATH
+from hapi.wire.transport.http import HttpTransport
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.slow
@@ -79,3 +82,33 @@ def test_why_a_server_does_not_start_is_told(tmp_path: Path, discovery: Discover
     settings = read_settings({"store": str(tmp_path / "nothing")}).of_server()
     with pytest.raises(HapiError, match=r"the server did not start: .*nothing"):
         ServerReplica(settings, 0, 5.0)
+
+
+def test_a_replicas_port_speaks_tls(
+    tmp_path: Path, discovery: Discovery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that trainers use: a certificate of another one is told by its health."""
+    from hapi.cluster.ray_serve import ServerReplica
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.getfqdn", lambda: "elsewhere.example")
+    cert, _ = self_signed(tmp_path)
+    args = {"store": "store", "threads": 1, "tls_cert": "cert.pem", "tls_key": "key.pem", "host": "0.0.0.0"}
+    (tmp_path / "store").mkdir()
+    (tmp_path / "token").write_text("s3cret-token")
+    settings = read_settings({**args, "token_file": "token"}).of_server()
+    replica = ServerReplica(settings, 0, 5.0)
+    try:
+        replica.check_health()
+        assert replica.url.startswith("https://127.0.0.1:")
+        trainer = HttpTransport(replica.url, token="s3cret-token", ca_file=str(cert))
+        assert trainer.call("GET", STATUS_PATH)["state"] == "serving"
+        trainer.close()
+        named = ServerReplica(settings, 0, 5.0, node_names=True)
+        try:
+            assert named.url.startswith("https://elsewhere.example:")
+            assert "certificate" in why_unwell(named)
+        finally:
+            named.__del__()
+    finally:
+        replica.__del__()

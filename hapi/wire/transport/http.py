@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ class HttpTransport:
     ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond
     that (its own silence does not count). ``stream_headers`` is asked for further headers when a request for
     a stream is sent. ``address`` is the one of several addresses of the URL's name that is connected to, and named in
-    messages; HTTP and TLS still see the name.
+    messages; HTTP and TLS still see the name. ``tls`` takes the place of a context that trusts ``ca_file``.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class HttpTransport:
         answer_limits: AnswerLimits | None = None,
         stream_headers: Callable[[], Mapping[str, str]] = dict,
         address: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._address = parse_url(url)
         self.url = url.rstrip("/") if address is None else self._address.at(address)
@@ -131,7 +133,7 @@ class HttpTransport:
                 f"--ca-file {ca_file}: {url} is not an https:// server, so nothing would be encrypted or "
                 "checked; write https://, or leave --ca-file away"
             )
-        self._tls = tls_context(ca_file) if self._address.scheme == "https" else None
+        self._tls = (tls or tls_context(ca_file)) if self._address.scheme == "https" else None
         deadline = min(timeout * QUEUE_SHARE, MAX_DEADLINE)
         self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
         self._timeout = timeout

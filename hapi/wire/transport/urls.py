@@ -87,3 +87,14 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
     except OSError as error:  # also ssl.SSLError
         reason = error.strerror if not isinstance(error, ssl.SSLError) else "no certificate in it"
         raise UsageError(f"--ca-file {ca_file}: cannot be read: {reason or error}") from None
+
+
+def pinned_context(certificate: str) -> ssl.SSLContext:
+    """Return a context that trusts the servers with the certificates in a file alone, whoever has signed them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certificate)
+    except OSError as error:  # also ssl.SSLError
+        raise UsageError(f"certificate {certificate}: cannot be read: {error}") from None
+    return context
