@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def _offload(args: argparse.Namespace) -> Outcome:
         plain = OffloadSettings(quick=True, rounds=_QUICK_TURNS, steps=1, caps=(8e8,))
     settings = with_given(
         plain, args, parts="part", tails="tail", rounds="turns", limit="limit", threads="threads",
-        ways="way", regimes="batch", caps="cap",
+        ways="way", regimes="batch", caps="cap", device="device", rows="rows",
     )  # fmt: skip
+    _check_device(settings.device, settings.rows, settings.parts)
     for tail in settings.tails:
         blocks_of(tail)
     for name in settings.ways:
@@ -50,6 +52,18 @@ def _offload(args: argparse.Namespace) -> Outcome:
     if "size" in settings.parts:
         find_sizes(settings, args.folder, found, tell)
     return _outcome(found.records)
+
+
+def _check_device(device: str, rows: int | None, parts: Sequence[str]) -> None:
+    from hapi.models.devices import resolve_device
+
+    if resolve_device(device, "--device").type == "cpu":
+        return
+    if rows is None:
+        raise UsageError(f"--device {device}: needs --rows N, the rows of a batch, such as 4096")
+    others = [part for part in parts if part != "steps"]
+    if others:
+        raise UsageError(f"--device {device}: measures --part steps, not {', '.join(others)}")
 
 
 def _outcome(records: list[dict[str, Any]]) -> Outcome:
@@ -90,6 +104,9 @@ BENCHMARKS = (
                 metavar="NAME"),
             repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
                 count(600_000_000, 1 << 44)),
+            option("--device", "cuda measures --part steps on a GPU, beside torchao, trainstream and DeepSpeed "
+                "where they are installed (default cpu)", metavar="DEVICE"),
+            number("--rows", count(1, 1 << 24), "of a batch of --part steps (default: those of --batch)"),
             number("--threads", count(1, 4096), "of torch (default: the cores; beside other work 1 is faster)"),
             number("--limit", seconds(1, DAY), "longest time of one answer (default 5min)", metavar="TIME"),
             switch("--quick", "a small tail, to try it out"),

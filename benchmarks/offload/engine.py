@@ -14,12 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.offload.clients import TrainingClient
 from benchmarks.offload.program import TrainTask
 from benchmarks.offload.settings import (
     ACTIVE,
+    HOST,
     MEMORY,
     OFFLOADED,
+    OTHERS,
     REGIMES,
     ROW_BYTES,
     OffloadGroup,
@@ -31,7 +35,7 @@ from benchmarks.offload.settings import (
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.conditions import rotated
 from hapi.errors import HapiError, UsageError
-from hapi.process.free_memory import host_free_bytes
+from hapi.models.devices import free_bytes
 
 Tell = Callable[[str], None]
 _PROCESS_BYTES = 350_000_000
@@ -102,7 +106,7 @@ class _Bench:
 
     def _batches(self, group: OffloadGroup, rows: int) -> list[list[str]]:
         """Ways that are alive together; those that do not fit at all are recorded."""
-        free = max(0, (host_free_bytes() or 0) - _OTHERS_BYTES)
+        free = max(0, (free_bytes(torch.device(self._settings.device)) or 0) - _OTHERS_BYTES)
         room = shutil.disk_usage(self._folder).free
         found: list[list[str]] = []
         left_bytes, left_disk = 0.0, 0.0
@@ -123,12 +127,12 @@ class _Bench:
 
     @staticmethod
     def _memory_needed(group: OffloadGroup, way: str, rows: int) -> float:
-        each = 5.0 if way in OFFLOADED else 16.0
+        each = 5.0 if way in (*OFFLOADED, HOST, *OTHERS) else 16.0
         activations = rows * ROW_BYTES * blocks_of(group.tail)
         return each * parameters_of(group.tail) + 1.1 * activations + _PROCESS_BYTES
 
     def _task(self, group: OffloadGroup, way: str, rows: int, folder: Path) -> TrainTask:
-        drives = [folder / f"{way}-{number}" for number in range(group.drives)]
+        drives = [folder / f"{way}-{number}" for number in range(group.drives if way != HOST else 0)]
         for drive in drives:
             drive.mkdir(parents=True, exist_ok=True)
         parameters, activations = parameters_of(group.tail), rows * ROW_BYTES * blocks_of(group.tail)
@@ -140,6 +144,7 @@ class _Bench:
             folders=tuple(map(str, drives)),
             rate=group.rate,
             clipped=group.clipped,
+            device=self._settings.device,
         )
 
     def _measure(self, group: OffloadGroup, ways: Sequence[str], rows: int) -> None:
@@ -174,6 +179,8 @@ class _Bench:
 
     def _rows(self, group: OffloadGroup) -> int:
         """Rows of a batch that puts the group into its regime, on this machine."""
+        if self._settings.rows is not None:
+            return self._settings.rows
         if self._settings.quick:
             return 16
         if group.regime not in REGIMES:

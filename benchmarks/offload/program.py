@@ -20,12 +20,15 @@ from torch.utils.checkpoint import checkpoint
 
 import hapi
 from benchmarks.offload.drives import mixed_rate, use_slow_drives
+from benchmarks.offload.others import LEARNING_RATE, Loop, OptimizerLoop, other_loop
 from benchmarks.offload.settings import (
     ASIDE,
     CHECKPOINTED,
+    HOST,
     KEPT,
     NAIVE,
     OFFLOADED,
+    OTHERS,
     RECOMPUTE,
     SAVED,
     SERIAL,
@@ -33,6 +36,7 @@ from benchmarks.offload.settings import (
     SWAP,
     WIDTH,
 )
+from hapi.models.devices import finish
 from hapi.offload.activations import offload as activation_offload
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.planner import Plan, Problem, by_benefit, evaluate
@@ -56,6 +60,9 @@ class TrainTask:
     rate: float = 0.0
     """Bytes a second of each drive; 0 for the disk as it is."""
     clipped: float | None = None
+    device: str = "cpu"
+    device_cap: int = 0
+    """Bytes that may be taken of a GPU; 0 for all."""
 
 
 class Block(nn.Module):
@@ -99,51 +106,67 @@ class Training:
         """Build it."""
         torch.manual_seed(0)
         self._task, self._steps = task, 0
+        self._device = torch.device(task.device)
+        self._loss = torch.zeros(())
+        if task.device_cap:
+            total = torch.cuda.get_device_properties(self._device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, task.device_cap / total), self._device)
         if task.rate:
             use_slow_drives(task.rate)
         if task.way in SHARES:
             save_share(SHARES[task.way])
-        self._model: nn.Module = Tail(task.blocks, task.way == CHECKPOINTED)
-        self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        if task.way in OFFLOADED or task.way == ASIDE:
-            self._model, self._optimizer = hapi.offload_training(
-                self._model,
+        with self._device:
+            model = Tail(task.blocks, task.way == CHECKPOINTED)
+            self._input, self._target = torch.randn(task.rows, WIDTH), torch.randn(task.rows, WIDTH)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._loop = other_loop(task.way, model, task.rows) if task.way in OTHERS else self._own_loop(model)
+
+    def _own_loop(self, model: nn.Module) -> Loop:
+        task = self._task
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        if task.way in (*OFFLOADED, HOST, ASIDE):
+            model, self._optimizer = hapi.offload_training(
+                model,
                 self._optimizer,
                 memory=_PLENTY if task.way == ASIDE else task.memory,
-                disk=list(task.folders),
+                disk=list(task.folders) or None,
                 mode=task.way if task.way in (NAIVE, SERIAL) else "active",
                 activations=task.way if task.way in (SWAP, RECOMPUTE, KEPT) else "auto",
             )
-        self._input = torch.randn(task.rows, WIDTH)
-        self._target = torch.randn(task.rows, WIDTH)
+        return OptimizerLoop(model, self._optimizer)
 
     def step(self) -> None:
         """Take one."""
-        self._optimizer.zero_grad()
+        model = self._loop.model
         hooks: AbstractContextManager[Any] = nullcontext()
         if self._task.way == SAVED:
-            hooks = torch.autograd.graph.save_on_cpu()
+            hooks = torch.autograd.graph.save_on_cpu(pin_memory=self._device.type == "cuda")
         with hooks:
-            loss = nn.functional.mse_loss(self._model(self._input), self._target)
-        loss.backward()
+            loss = nn.functional.mse_loss(model(self._input), self._target)
+        self._loop.backward(loss)
         if self._task.clipped is not None:
             share, count = self._task.clipped, self._steps
             clips = int((count + 1) * share) > int(count * share)
-            nn.utils.clip_grad_norm_(self._model.parameters(), 1e-3 if clips else 1e9)
-        self._optimizer.step()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3 if clips else 1e9)
+        self._loop.step()
+        self._loss = loss.detach()
         self._steps += 1
 
     def take_turn(self, steps: int) -> dict[str, Any]:
         """Take one step that does not count and ``steps`` that do; wait until nothing is written any more."""
         self.step()
+        first = self._loss.item()  # waits for a GPU
         before, began, worked = self.counts(), time.perf_counter(), time.process_time()
         for _ in range(steps):
             self.step()
+        last = self._loss.item()
+        finish(self._device)
         seconds, processor = (time.perf_counter() - began) / steps, (time.process_time() - worked) / steps
         after = self.counts()
         _await_idle()
         moved = {name: (after[name] - before[name]) / steps for name in before}
-        return {"seconds": seconds, "processor": processor, **moved, **self._plan()}
+        losses = {"losses": [first, last]}
+        return {"seconds": seconds, "processor": processor, **losses, **moved, **self._plan()}
 
     def _plan(self) -> dict[str, Any]:
         """Return the bytes of activations that the plan swaps, and the layers that it recomputes."""
@@ -182,11 +205,11 @@ def save_share(share: float) -> None:
 
 
 class Memory:
-    """Highest resident and anonymous memory of this process."""
+    """Highest resident and anonymous memory of this process, and of its tensors on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         """Look from now on."""
-        self._anonymous = 0
+        self._anonymous, self._device = 0, torch.device(device)
         threading.Thread(target=self._watch, name="hapi-memory", daemon=True).start()
 
     def _watch(self) -> None:
@@ -195,8 +218,9 @@ class Memory:
             time.sleep(_LOOK_SECONDS)
 
     def peaks(self) -> dict[str, int]:
-        """Return both in bytes."""
-        return {"peak": _status("VmHWM"), "anonymous": self._anonymous}
+        """Return all in bytes."""
+        on_device = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
+        return {"peak": _status("VmHWM"), "anonymous": self._anonymous, "device_peak": on_device}
 
 
 def _status(name: str) -> int:
@@ -226,7 +250,7 @@ def main() -> int:
     task = TrainTask(**{**known, "folders": tuple(known["folders"])})
     # Where the memory of a shared machine ends, this process is to end, and no other.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    memory, training = Memory(), Training(task)
+    memory, training = Memory(task.device), Training(task)
     try:
         for line in sys.stdin:
             order = json.loads(line)

@@ -42,6 +42,8 @@ class OffloadRow:
     """Seconds over those of AdamW in memory, by pairs of turns; None where it was not measured beside it."""
     peak_bytes: float
     anonymous_bytes: float
+    device_bytes: float
+    """Most bytes of tensors on a GPU; 0 on a CPU."""
     on_disk: float
     moved: float
     """Bytes that a step moves from and to the disk."""
@@ -131,6 +133,7 @@ def _row(records: Records, group: str, way: str) -> OffloadRow:
         over_memory=statistics.median(ratios) if ratios else None,
         peak_bytes=max(one["peak"] for one in answers_found),
         anonymous_bytes=max(one["anonymous"] for one in answers_found),
+        device_bytes=max(one.get("device_peak", 0) for one in answers_found),
         on_disk=max(one["on_disk"] for one in answers_found),
         moved=median("bytes"),
         rate=median("rate") if way in OFFLOADED else None,
@@ -191,7 +194,7 @@ def _steps(rows: Sequence[OffloadRow]) -> list[str]:
         lines.append(f"{group}, batch of {mine[0].rows}")
         lines.append(
             f"  {'':<28}{'s/step':>8}{'CPU s':>8}{'samples/s':>11}{'over AdamW':>12}{'peak MB':>9}"
-            f"{'anon MB':>9}{'disk MB':>9}{'MB moved':>10}{'MB/s':>7}{'over bound':>12}{'redone':>8}"
+            f"{'anon MB':>9}{'GPU MB':>9}{'disk MB':>9}{'MB moved':>10}{'MB/s':>7}{'over bound':>12}{'redone':>8}"
             f"{'swapped MB':>12}{'recomputed':>12}"
         )
         lines += [_step(row) for row in mine]
@@ -202,7 +205,8 @@ def _step(row: OffloadRow) -> str:
     return (
         f"  {WAYS[row.way]:<28}{row.seconds:>8.3f}{row.processor:>8.3f}{row.samples_per_second:>11.1f}"
         f"{_or_dash(row.over_memory):>12}"
-        f"{row.peak_bytes / 1e6:>9.0f}{row.anonymous_bytes / 1e6:>9.0f}{row.on_disk / 1e6:>9.0f}"
+        f"{row.peak_bytes / 1e6:>9.0f}{row.anonymous_bytes / 1e6:>9.0f}{row.device_bytes / 1e6:>9.0f}"
+        f"{row.on_disk / 1e6:>9.0f}"
         f"{row.moved / 1e6:>10.0f}{_or_dash(row.rate, lambda rate: f'{rate / 1e6:.0f}'):>7}"
         f"{_or_dash(row.over_bound):>12}{row.redone:>8.0%}"
         f"{row.swapped / 1e6:>12.0f}{row.recomputed:>12}"

@@ -23,6 +23,9 @@ MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED = (
     "memory", "active", "naive", "serial", "save_on_cpu", "checkpoint"
 )  # fmt: skip
 ASIDE = "aside"
+HOST, TORCHAO, TRAINSTREAM, DEEPSPEED = "host", "torchao", "trainstream", "deepspeed"
+OTHERS = (TORCHAO, TRAINSTREAM, DEEPSPEED)
+"""Other libraries that train beyond a GPU's memory."""
 SWAP, RECOMPUTE, KEPT = "swap", "recompute", "keep"
 SHARES = {"saves 25%": 0.25, "saves 50%": 0.5, "saves 75%": 0.75}
 """Ways that recompute all layers but a share, which is saved: points of a curve whose ends are the two above."""
@@ -34,6 +37,10 @@ WAYS = {
     SAVED: "save_on_cpu",
     CHECKPOINTED: "full recompute",
     ASIDE: "Hapi, stepping aside",
+    HOST: "Hapi, states in host memory",
+    TORCHAO: "torchao's CPUOffloadOptimizer",
+    TRAINSTREAM: "trainstream",
+    DEEPSPEED: "DeepSpeed ZeRO-Offload",
     SWAP: "Hapi, swaps all it can",
     RECOMPUTE: "Hapi, recomputes all it can",
     **{way: f"Hapi, {way} of the layers" for way in SHARES},
@@ -41,6 +48,9 @@ WAYS = {
 }
 OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE, *SHARES, KEPT)
 """Ways whose states lie on a disk."""
+ON_CPU = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
+ON_GPU = (MEMORY, HOST, ACTIVE, SAVED, CHECKPOINTED, *OTHERS)
+"""Ways of the part ``steps``."""
 COMPUTE, BALANCED, IO = "compute-bound", "balanced", "I/O-bound"
 ONE_BATCH = "one batch"
 """The same rows, however many drives there are."""
@@ -110,12 +120,18 @@ class OffloadSettings:
     limit: float = 300.0
     """Longest time of one answer, in seconds."""
     quick: bool = False
+    device: str = "cpu"
+    rows: int | None = None
+    """Of a batch of the part ``steps``; None for those that put it into its regimes, on a CPU."""
 
     def groups(self) -> list[OffloadGroup]:
         """Return all groups, by part."""
         tails = (QUICK_TAIL,) if self.quick else self.tails
-        regimes = (IO,) if self.quick else self.regimes
-        found = [group for part in self.parts for group in _groups(part, tails, regimes, self.quick)]
+        regimes = (ONE_BATCH,) if self.rows is not None else (IO,) if self.quick else self.regimes
+        everyone = ON_GPU if self.device != "cpu" else ON_CPU
+        found = [
+            group for part in self.parts for group in _groups(part, tails, regimes, self.quick, everyone)
+        ]
         chosen = [
             replace(group, ways=tuple(way for way in group.ways if way in self.ways)) for group in found
         ]
@@ -147,15 +163,16 @@ def most_rows(tail: str) -> int:
     return int(2.5 * parameters_of(tail) / (ROW_BYTES * blocks_of(tail)))
 
 
-def _groups(part: str, tails: Sequence[str], regimes: Sequence[str], quick: bool) -> list[OffloadGroup]:
+def _groups(
+    part: str, tails: Sequence[str], regimes: Sequence[str], quick: bool, everyone: tuple[str, ...]
+) -> list[OffloadGroup]:
     small = tails[0]
     slow = 50e6 if quick else 150e6
-    everyone = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
     if part == "steps":
         return [
             OffloadGroup(part=part, tail=tail, regime=regime, ways=everyone)
             for tail in tails
-            for regime in ((IO,) if tail == "1B" else regimes)
+            for regime in ((IO,) if tail == "1B" and ONE_BATCH not in regimes else regimes)
         ]
     if part == "disks":
         return [

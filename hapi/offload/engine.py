@@ -41,7 +41,9 @@ class Traffic:
 class Loaded:
     """A piece's record in memory."""
 
+    record: Bytes
     buffer: Bytes
+    """The drive's buffer that it takes: that of the record, unless it is computed in its place."""
     has_states: bool
     """False while the store holds nothing of the piece."""
     has_master: bool
@@ -54,7 +56,7 @@ class _Write:
     step: int
     piece: int
     slot: int
-    buffer: Bytes
+    loaded: Loaded
 
 
 @dataclass
@@ -308,13 +310,14 @@ class Engine:
         has_states = self.has_record[number]
         has_master = has_states and self._reads_master(piece)
         began = time.perf_counter()
+        record = self._store.place(piece, 1 - self.slots[number], buffer)
         if has_states:
             nbytes = piece.nbytes if has_master else piece.states_bytes
         if nbytes:
-            self._store.read(piece, self.slots[number], buffer, 0, nbytes)
+            self._store.read(piece, self.slots[number], record, 0, nbytes)
         with self._condition:
             self._loading.discard(number)
-            self._loaded[number] = Loaded(buffer, has_states, has_master)
+            self._loaded[number] = Loaded(record, buffer, has_states, has_master)
             self.traffic.bytes_read += nbytes
             self.traffic.read_seconds += time.perf_counter() - began
             self._condition.notify_all()
@@ -322,11 +325,11 @@ class Engine:
     def _write(self, drive: _Drive, write: _Write) -> None:
         piece = self._pieces[write.piece]
         began = time.perf_counter()
-        self._store.write(piece, write.slot, write.buffer)
+        self._store.write(piece, write.slot, write.loaded.record)
         with self._condition:
             self._writing[write.piece] -= 1
             self._pending[write.step] -= 1
-            drive.free.append(write.buffer)
+            drive.free.append(write.loaded.buffer)
             self.traffic.bytes_written += piece.nbytes
             self.traffic.write_seconds += time.perf_counter() - began
             self._condition.notify_all()
@@ -354,7 +357,7 @@ class Engine:
         began = time.perf_counter()
         self._update(self._pieces[number], loaded)
         with self._condition:
-            write = _Write(self._step, number, 1 - self.slots[number], loaded.buffer)
+            write = _Write(self._step, number, 1 - self.slots[number], loaded)
             self._drive_of(number).writes.append(write)
             self._writing[number] += 1
             self._pending[write.step] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.offload.activations.offload import ActivationOffload
+from hapi.offload.device_staging import staging_for
 from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
@@ -64,16 +66,16 @@ class OffloadedOptimizer(FixedOptimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._parameters, self._layout, self._store = list(parameters), layout, store
         self._small, self._mode, self._where = small, mode, where
-        self._update = PieceUpdate(type(optimizer), self._parameters)
+        self._staging = staging_for(self._parameters, layout)
+        self._update = PieceUpdate(type(optimizer), self._parameters, self._staging)
         buffers = 1 if mode == "naive" else BUFFERS
-        is_beside = any(known.parameter.device.type != "cpu" for known in self._parameters)
         self._engine = Engine(
             store,
             layout,
             self._compute,
             self._reads_master,
             buffers=buffers,
-            has_thread=is_beside or mode == "naive",
+            has_thread=self._staging is not None or mode == "naive",
         )
         self._shards = Shards(model, self._parameters, layout)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
@@ -276,16 +278,17 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
         used = [known for known in self._used(piece.number) if known.has_gradient]
-        self._update(piece, loaded)
-        for known in used:
-            known.pieces_left -= 1
-            if known.pieces_left:
-                continue
-            self._pending.leave(known)
-            if self._expected.keeps:
-                known.put_away()
-            elif not known.keeps_in_memory:
-                known.consume()
+        with nullcontext() if self._staging is None else self._staging.copying():
+            self._update(piece, loaded)
+            for known in used:
+                known.pieces_left -= 1
+                if known.pieces_left:
+                    continue
+                self._pending.leave(known)
+                if self._expected.keeps:
+                    known.put_away()
+                elif not known.keeps_in_memory:
+                    known.consume()
 
     # -- a step ----------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class TrainedParameter:
     def compute_norm(self) -> None:
         """Compute the 2-norm while the gradient is in memory."""
         if self._norm is None and self._gradient is not None:
-            self._norm = torch.linalg.vector_norm(self._gradient, 2.0)
+            self._norm = norm_of(self._gradient)
 
     def put_away(self) -> None:
         """Move the gradient from the memory to the store."""
@@ -226,14 +226,24 @@ class TrainedParameter:
         """Give the gradient's memory back; it is not kept."""
         self._gradient = None
 
-    def part(self, start: int, stop: int, changes: Sequence[GradientChange]) -> torch.Tensor:
-        """Return elements of the gradient after ``changes``, in the order of memory, on the CPU; not to be changed."""
+    def part(
+        self, start: int, stop: int, changes: Sequence[GradientChange], room: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return elements of the gradient after ``changes``, in the order of memory, on the CPU; not to be changed.
+
+        Args:
+            start: the first of them.
+            stop: the one behind the last.
+            changes: to be applied.
+            room: for them in pinned memory, if they are on a GPU.
+        """
         gradient = self._gradient
-        part = (
-            self._read(start, stop)
-            if gradient is None
-            else flat_view(gradient)[start:stop].to("cpu", copy=bool(changes))
-        )
+        if gradient is None:
+            part = self._read(start, stop)
+        elif gradient.is_cpu or room is None:
+            part = flat_view(gradient)[start:stop].to("cpu", copy=bool(changes))
+        else:
+            part = room.copy_(flat_view(gradient)[start:stop])
         for change in changes:
             change.apply(part)
         return part
@@ -242,7 +252,7 @@ class TrainedParameter:
         """Return the 2-norm of the gradient as backward made it."""
         self.norm_wanted = self.was_touched = True
         if self._norm is None:
-            self._norm = torch.linalg.vector_norm(self._whole(), 2.0)
+            self._norm = norm_of(self._whole())
         return self._norm.clone()
 
     def value(self) -> torch.Tensor:
@@ -354,6 +364,15 @@ def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
             raise UsageError(
                 f"{known.name} was changed in place between backward and step; change parameters after step()"
             )
+
+
+def norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient's 2-norm as ``torch.nn.utils.clip_grad_norm_`` computes it by default: on a GPU by another
+    operator, which adds in another order."""
+    if gradient.is_cuda:
+        (found,) = torch._foreach_norm([gradient], 2.0)
+        return found
+    return torch.linalg.vector_norm(gradient, 2.0)
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:

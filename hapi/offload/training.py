@@ -198,9 +198,11 @@ def _bytes_left_in_memory(
 ) -> int:
     """Bytes that offloaded training keeps in memory all the time; ``gradients`` are those that come and go."""
     values = sum(known.parameter.nbytes for known in parameters)
+    kept = 0 if gradients.total else values
+    if any(known.parameter.device.type != "cpu" for known in parameters):
+        return values + kept  # an update is computed beside the device
     record = max((piece.nbytes for piece in layout.pieces), default=0)
     own = record  # what an update makes, and gradients of a piece that is not complete
-    kept = 0 if gradients.total else values
     return values + kept + BUFFERS * record * len(layout.slot_bytes) + own
 
 

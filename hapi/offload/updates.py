@@ -11,6 +11,7 @@ from torch import nn
 
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
+from hapi.offload.device_staging import PieceStaging
 from hapi.offload.engine import Loaded
 from hapi.offload.loop.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
@@ -68,9 +69,22 @@ def state_names(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -
 class PieceUpdate:
     """Computes the new record of a piece from the old one and the gradients."""
 
-    def __init__(self, kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter]) -> None:
-        """``kind`` is the user's optimiser, ``parameters`` all trained ones by number."""
-        self._kind, self._parameters = kind, parameters
+    def __init__(
+        self,
+        kind: type[torch.optim.Optimizer],
+        parameters: Sequence[TrainedParameter],
+        staging: PieceStaging | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            kind: the user's optimiser.
+            parameters: all trained ones by number.
+            staging: of those on a GPU.
+        """
+        self._kind, self._parameters, self._staging = kind, parameters, staging
+        # Beside a GPU all cores compute one part; torch divides no operator of fewer elements among them.
+        self._elements = CACHED_ELEMENTS * (torch.get_num_threads() if staging is not None else 1)
         self.options: Sequence[Mapping[str, Any]] = ()
         """Options of the parameter groups for the running step."""
         self.expected: Sequence[GradientChange] | None = None
@@ -78,49 +92,78 @@ class PieceUpdate:
 
     @torch.no_grad()
     def __call__(self, piece: StatePiece, loaded: Loaded) -> None:
-        """Update a piece in its buffer, and the parameters in memory.
+        """Update a piece in its record, and the parameters in memory.
 
-        Master weights that are the values in memory are computed there, and copied into the record once. Segments whose
-        parameter has no gradient keep their values.
+        Values are computed where they lie, in the record, or in staging memory, and copied to where else they are kept
+        once. Segments whose parameter has no gradient keep their values.
         """
         parts: list[_Part] = []
         computed = []
         for segment in piece.segments:
             known = self._parameters[segment.parameter]
             known.wait_for_device()
-            master, own = master_of(segment, loaded.buffer), known.flat[segment.start : segment.stop]
+            master, own = master_of(segment, loaded.record), known.flat[segment.start : segment.stop]
             is_recorded = loaded.has_master and not known.takes_memory
             if not known.has_gradient:
                 if not is_recorded:
                     master.copy_(own)
                 continue
-            values, other = (own.data, master) if known.is_on_host else (master, own)
-            if is_recorded == known.is_on_host:
-                values.copy_(other)
-            parts += self._parts(known, segment, values, loaded)
-            computed.append((known, values, other))
+            values, copies = self._values(known, piece, segment, master, own)
+            source = master if is_recorded else own
+            if not _is_same(values, source):
+                values.copy_(source)
+            parts += self._parts(known, piece, segment, values, loaded)
+            computed.append((known, values, copies))
         _take_step(self._kind, parts)
-        for known, values, other in computed:
+        for known, values, copies in computed:
             known.writes += 1
             if known.is_on_host:  # ``.data`` has a version of its own
                 torch.autograd.graph.increment_version(known.parameter)
-            other.copy_(values)
+            for copy in copies:
+                copy.copy_(values)
+
+    def _values(
+        self,
+        known: TrainedParameter,
+        piece: StatePiece,
+        segment: Segment,
+        master: torch.Tensor,
+        own: torch.Tensor,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return where a segment's values are computed, and where they are copied to."""
+        if known.is_on_host:
+            return own.data, (master,)
+        if own.device.type == "cpu" or self._staging is None:
+            return master, (own,)
+        return self._staging.values(piece, segment), (own, master)
 
     def _parts(
-        self, known: TrainedParameter, segment: Segment, values: torch.Tensor, loaded: Loaded
+        self,
+        known: TrainedParameter,
+        piece: StatePiece,
+        segment: Segment,
+        values: torch.Tensor,
+        loaded: Loaded,
     ) -> list[_Part]:
         """Cut a segment into parts that stay in a core's cache while they are computed."""
         changes = known.changes if self.expected is None else self.expected
-        gradient = known.part(segment.start, segment.stop, changes).float()
-        states = states_of(segment, loaded.buffer)
+        room = None
+        if self._staging is not None:
+            room = self._staging.gradient(piece, segment, known.parameter.dtype)
+        gradient = known.part(segment.start, segment.stop, changes, room).float()
+        states = states_of(segment, loaded.record)
         parts = []
-        for start in range(0, segment.elements, CACHED_ELEMENTS):
-            span = slice(start, start + CACHED_ELEMENTS)
+        for start in range(0, segment.elements, self._elements):
+            span = slice(start, start + self._elements)
             parameter = nn.Parameter(values[span], requires_grad=True)
             parameter.grad = gradient[span]
             kept = {name: state[span] for name, state in zip(known.state_names, states, strict=True)}
             parts.append(_Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps))
         return parts
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr()
 
 
 class _Part(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.host_updates import UpdatedOnHost
 from support.offload_loops import (
     Loop,
     accumulated,
@@ -183,32 +184,11 @@ def test_an_update_copies_each_value_once_and_makes_small_tensors() -> None:
     assert 0 < counted.largest <= 4 * CACHED_ELEMENTS < 256 << 10
 
 
-class InMemoryMasters:
-    """The reference for half precision: AdamW on fp32 copies."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
-        self.masters = [nn.Parameter(parameter.detach().float()) for parameter in self._parameters]
-        self._optimizer = torch.optim.AdamW(self.masters, lr=1e-2)
-
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for parameter, master in zip(self._parameters, self.masters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-        self._optimizer.step()
-        for parameter, master in zip(self._parameters, self.masters, strict=True):
-            parameter.copy_(master)
-
-
 @pytest.mark.parametrize("loop", [plain, clipped, accumulated])
 def test_half_precision_has_masters_in_fp32(loop: Loop, tmp_path: Path) -> None:
     model, twin = images_model().bfloat16(), images_model().bfloat16()
     moved = offloaded(twin, torch.optim.AdamW(twin.parameters(), lr=1e-2), tmp_path)
-    reference = InMemoryMasters(model)
+    reference = UpdatedOnHost([{"params": list(model.parameters())}], OPTIMIZERS["adamw"])
     train(model, reference, range(12), loop)
     train(twin, moved, range(12), loop)
     with moved:

@@ -52,13 +52,14 @@ class SmallGpt(nn.Module):
 
 
 def gpt_loss(model: nn.Module) -> torch.Tensor:
-    tokens = torch.randint(0, 101, (4, 48))
+    tokens = torch.randint(0, 101, (4, 48)).to(next(model.parameters()).device)
     return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
 def image_loss(model: nn.Module) -> torch.Tensor:
+    device = next(model.parameters()).device
     images, labels = torch.randn(4, 3, 64, 64), torch.randint(0, 10, (4,))
-    return functional.cross_entropy(model(images), labels)
+    return functional.cross_entropy(model(images.to(device)), labels.to(device))
 
 
 def train(

@@ -86,13 +86,16 @@ def offloaded(
 
 
 def batch(model: nn.Module, seed: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs and labels of a seed, where the model is."""
     generator = torch.Generator().manual_seed(seed)
+    like = next(model.parameters())
     if isinstance(model, TiedModel):
-        return torch.randint(0, 97, (rows, 5), generator=generator), torch.randint(
-            0, 97, (rows,), generator=generator
-        )
-    images = torch.randn(rows, 3, 8, 8, generator=generator, dtype=next(model.parameters()).dtype)
-    return images, torch.randint(0, 7, (rows,), generator=generator)
+        inputs = torch.randint(0, 97, (rows, 5), generator=generator)
+        labels = torch.randint(0, 97, (rows,), generator=generator)
+    else:
+        inputs = torch.randn(rows, 3, 8, 8, generator=generator, dtype=like.dtype)
+        labels = torch.randint(0, 7, (rows,), generator=generator)
+    return inputs.to(like.device), labels.to(like.device)
 
 
 def backward(model: nn.Module, seed: int) -> float:

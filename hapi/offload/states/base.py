@@ -39,6 +39,9 @@ class StateStore(Protocol):
     def go_back(self, steps: int) -> bool:
         """Let the commit of so many steps be the last one, which may be the one before; return whether it is there."""
 
+    def place(self, piece: StatePiece, slot: int, buffer: Bytes) -> Bytes:
+        """Return where the next record of a slot that is not valid is computed: ``buffer``, or its own memory."""
+
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Fill ``buffer[start:stop]`` with those bytes of the record."""
 

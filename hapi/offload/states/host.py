@@ -25,13 +25,19 @@ class HostStates:
         """Return False: nothing is found in memory."""
         return False
 
+    def place(self, piece: StatePiece, slot: int, buffer: Bytes) -> Bytes:
+        """Return the record itself; ``buffer`` stays without pages."""
+        return self._record(piece, slot)
+
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Copy a part of the record."""
         buffer[start:stop] = self._record(piece, slot)[start:stop]
 
     def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
-        """Copy the record."""
-        self._record(piece, slot)[:] = buffer[: piece.nbytes]
+        """Copy a record that was not computed in its place."""
+        record = self._record(piece, slot)
+        if record.ctypes.data != buffer.ctypes.data:
+            record[:] = buffer[: piece.nbytes]
 
     def commit(self, commit: Commit) -> None:
         """Remember the commit."""
