@@ -370,9 +370,9 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient's 2-norm as ``torch.nn.utils.clip_grad_norm_`` computes it by default: on a GPU by another
     operator, which adds in another order."""
     if gradient.is_cuda:
-        (found,) = torch._foreach_norm([gradient], 2.0)
-        return found
-    return torch.linalg.vector_norm(gradient, 2.0)
+        return torch._foreach_norm([gradient], 2.0)[0]
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2.0)
+    return norm
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:

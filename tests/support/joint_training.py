@@ -38,6 +38,12 @@ def network(num_classes: int = 4) -> nn.Module:
     )  # fmt: skip
 
 
+def normed_network(num_classes: int = 4) -> nn.Module:
+    """The same with statistics of a batch in the trained part."""
+    *before, last = network(num_classes)
+    return nn.Sequential(*before, nn.BatchNorm1d(24), last)
+
+
 def train(settings: Mapping[str, Any], ranks: Ranks, folder: Path, name: str) -> dict[str, Any]:
     """Train by ``settings`` and return the report; the first rank leaves the weights in ``folder``."""
     chosen = TrainSettings(**settings)
@@ -184,7 +190,8 @@ def main(folder: Path) -> None:
     jobs = json.loads((folder / "jobs.json").read_text())
     if launch is None:
         raise SystemExit("start it with torchrun")
-    with ProcessGroup(launch, torch.device("cpu")) as ranks:
+    device = torch.device(next(iter(jobs.values())).get("device", "cpu"))
+    with ProcessGroup(launch, device) as ranks:
         reports = {name: train(tupled(settings), ranks, folder, name) for name, settings in jobs.items()}
         sums = ranks.gathered(
             {name: [e["loss"] for e in report["epochs"]] for name, report in reports.items()}
