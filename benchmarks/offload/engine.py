@@ -158,19 +158,23 @@ class _Bench:
                 task = self._task(group, way, rows, folder)
                 clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit, settings.threads)
                 stack.callback(clients[way].stop)
-            for client in clients.values():
-                client.call(do="warm", steps=_FEW_STEPS if is_large else _WARM_STEPS)
+            for way, client in tuple(clients.items()):
+                try:
+                    client.call(do="warm", steps=_FEW_STEPS if is_large else _WARM_STEPS)
+                except HapiError as error:
+                    self._leave_out(group, [way], str(error))
+                    del clients[way]
             began = time.monotonic()
-            for round_index in range(settings.rounds):
+            for round_index in range(settings.rounds if clients else 0):
                 if round_index >= 2 and time.monotonic() - began > settings.seconds:
                     break
                 answers = {}
-                for way in rotated(tuple(ways), round_index):
+                for way in rotated(tuple(clients), round_index):
                     rate = self._rate(clients[way], group) if way in OFFLOADED else None
                     answer = clients[way].call(do="turn", steps=1 if is_large else settings.steps)
                     answers[way] = {**answer, "rate": rate}
                 job = {"rows": rows, "parameters": parameters_of(group.tail), "drives": group.drives}
-                record = {"kind": "turn", "group": group.key, "turn": round_index, "ways": list(ways)}
+                record = {"kind": "turn", "group": group.key, "turn": round_index, "ways": list(clients)}
                 self._results.add({**record, **job, "answers": answers})
 
     def _rate(self, client: TrainingClient, group: OffloadGroup) -> float:

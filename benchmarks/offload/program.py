@@ -36,7 +36,7 @@ from benchmarks.offload.settings import (
     SWAP,
     WIDTH,
 )
-from hapi.models.devices import finish
+from hapi.models.devices import finish, resolve_device
 from hapi.offload.activations import offload as activation_offload
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.planner import Plan, Problem, by_benefit, evaluate
@@ -106,7 +106,7 @@ class Training:
         """Build it."""
         torch.manual_seed(0)
         self._task, self._steps = task, 0
-        self._device = torch.device(task.device)
+        self._device = resolve_device(task.device)
         self._loss = torch.zeros(())
         if task.device_cap:
             total = torch.cuda.get_device_properties(self._device).total_memory

@@ -13,7 +13,7 @@ from support.plain import FAMILIES, open_session
 from torch import nn
 
 from hapi.client.loading.buffers import BufferPool
-from hapi.client.memory import FrozenSuffix, to_device
+from hapi.client.memory import FrozenSuffix, MicroBatch, to_device
 from hapi.errors import DeviceMemoryError
 from hapi.server.service import Service
 
@@ -64,7 +64,7 @@ def test_a_loop_left_in_the_middle_waits_for_the_copy(
 
 
 def test_the_micro_batch_is_halved(cuda: torch.device) -> None:
-    rest = FrozenSuffix(Hungry(), (3,), torch.float32, 16, cuda)
+    rest = FrozenSuffix(Hungry(), (3,), torch.float32, MicroBatch(16), cuda)
     x = torch.randn(40, 3, pin_memory=True)
     with memory_limit(700 * MIB):  # sixteen samples need 1024 MiB, eight 512
         assert torch.equal(rest(x).cpu(), x * 2)
@@ -76,9 +76,9 @@ def test_the_micro_batch_is_halved(cuda: torch.device) -> None:
 def test_what_does_not_fit_is_said_so(cuda: torch.device) -> None:
     with memory_limit(32 * MIB):
         with pytest.raises(DeviceMemoryError, match=r"one sample does not fit cuda:0.*--split freeze"):
-            FrozenSuffix(Hungry(), (3,), torch.float32, 16, cuda)(torch.randn(4, 3))
+            FrozenSuffix(Hungry(), (3,), torch.float32, MicroBatch(16), cuda)(torch.randn(4, 3))
         with pytest.raises(DeviceMemoryError, match=r"4 samples.*--bs"):
-            FrozenSuffix(nn.Identity(), (16 * MIB,), torch.float32, 16, cuda)(torch.randn(4, 3))
+            FrozenSuffix(nn.Identity(), (16 * MIB,), torch.float32, MicroBatch(16), cuda)(torch.randn(4, 3))
         with pytest.raises(DeviceMemoryError, match=r"4 samples.*--bs"):
             to_device(torch.empty(4, 16 * MIB), cuda)
 

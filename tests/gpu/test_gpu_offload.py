@@ -38,6 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.offload.program import TrainTask
 from benchmarks.offload.settings import BLOCK_PARAMETERS, HOST, MEMORY
 from hapi.models.devices import set_arithmetic
+from hapi.offload.activations import offload as activation_offload
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.training import offload_training
@@ -97,14 +98,14 @@ def test_steps_are_those_with_all_states_in_memory(
 
 @pytest.mark.parametrize("where", ["host", "disk"])
 def test_steps_are_close_to_those_of_the_device(where: str, place: str, tmp_path: Path) -> None:
-    model, twin = images_model().to(place), images_model().to(place)
+    model, twin = tied_model().to(place), tied_model().to(place)
     torch.manual_seed(11)
     train(model, adamw(groups_of(model)), range(5), clipped)
     with offloaded(twin, adamw(groups_of(twin)), places_of(where, tmp_path)) as moved:
         torch.manual_seed(11)
         train(twin, moved, range(5), clipped)
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(twin.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(twin.state_dict()[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_half_precision_has_masters_in_fp32(place: str, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_half_precision_has_masters_in_fp32(place: str, tmp_path: Path) -> None:
 
 def test_scaled_gradients_in_autocast(cuda: torch.device, tmp_path: Path) -> None:
     def run(model: nn.Module, optimizer: Any) -> list[float]:
-        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, growth_interval=2)  # too large at first
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24, growth_interval=2)  # too large at first
         found = []
         for step in range(12):
             optimizer.zero_grad()
@@ -148,24 +149,26 @@ def small_vit() -> nn.Module:
     return VisionTransformer(64, 8, 3, 4, 64, 256, dropout=0.1, attention_dropout=0.1, num_classes=10)
 
 
-@pytest.mark.parametrize("disks", [0, 2])
+@pytest.mark.parametrize("tier", ["host", "disks"])
 @pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("name", ["gpt", "vit"])
 def test_gradients_with_swapped_activations_are_those_of_plain_training(
-    name: str, policy: str, disks: int, place: str, tmp_path: Path
+    name: str, policy: str, tier: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if tier == "disks":
+        monkeypatch.setattr(activation_offload, "_HOST_SHARE", 0.0)
     make, loss = {"gpt": (models.SmallGpt, models.gpt_loss), "vit": (small_vit, models.image_loss)}[name]
     torch.manual_seed(0)
     model = make().to(place)
     twin = copy.deepcopy(model)
-    folders = [tmp_path / str(number) for number in range(disks)]
-    with ActivationOffload(twin, 5_000_000, folders or None, policy) as offload:
+    folders = [tmp_path / "a", tmp_path / "b"] if tier == "disks" else None
+    with ActivationOffload(twin, 5_000_000, folders, policy) as offload:
         seen = models.train(twin, loss, steps=3)
         report = offload.report()
     assert models.same(models.train(model, loss, steps=3), seen)
     assert report["state"] == "planned"
     if place == "cuda" and policy == "swap":
-        assert report["bytes_to_host" if not disks else "bytes_written"] > 0
+        assert report["bytes_to_host" if tier == "host" else "bytes_written"] > 0
 
 
 @pytest.mark.parametrize(("policy", "share", "disks"), [("keep all", 10.0, 0), ("swap", 0.6, 0), ("swap", 0.6, 1),

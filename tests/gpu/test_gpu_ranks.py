@@ -15,7 +15,6 @@ from support.local_job import pack_blobs
 pytestmark = pytest.mark.gpu
 
 COUNT = 118
-RANKS = 2
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +35,30 @@ def job(url: str, **more: Any) -> dict[str, Any]:
     return {**base, **more}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_over_nccl_train_as_one_process(
-    url: str, cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, url: str, cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     jobs = {
         "plain": job(url),
         "clipped and accumulated": job(url, clip_norm=0.5, ema=0.9, accumulate=2),
         "statistics of all ranks": job(
-            url, model="support.joint_training:normed_network", sync_batchnorm=True
+            url, model="support.joint_training:normed_network", sync_batchnorm=ranks > 1
         ),
     }
     one = {**jobs, "statistics of all ranks": {**jobs["statistics of all ranks"], "sync_batchnorm": False}}
     for name in ("one", "several"):
         (tmp_path / name).mkdir()
     try:
-        found = together(jobs, RANKS, tmp_path / "several")
+        found = together(jobs, ranks, tmp_path / "several")
     except AssertionError as error:
-        if "Duplicate GPU" in str(error):
+        if torch.cuda.device_count() < ranks and "refuses these ranks" in str(error):
             pytest.skip("this NCCL lets no two ranks share a GPU")
         raise
     wanted = alone(one, tmp_path / "one")
     for name, report in wanted.items():
-        assert found[name]["ranks"] == RANKS
+        assert found[name]["ranks"] == ranks
         tolerance = 1e-4 if "statistics" in name else 1e-5
         for own, single in zip(found[name]["epochs"], report["epochs"], strict=True):
             assert own["samples"] == single["samples"]
@@ -72,8 +72,9 @@ def test_a_rank_without_a_gpu_is_refused_in_one_line(url: str, cuda: torch.devic
         ranks, "--server", url, "--dataset", "blobs", "--model", "support.joint_training:network", "--weights",
         "random", "--freeze", "2", "--split", "2", "--bs", "16", "--device", "cuda", folder=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "CUDA device(s)" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert f"cuda:{ranks - 1}" in line and "CUDA device(s)" in line
 
 
 def test_states_beside_the_gpu_change_no_loss(url: str, cuda: torch.device, tmp_path: Path) -> None:

@@ -29,12 +29,13 @@ class Moment(Enum):
 class MemoryWatch:
     """Looks at the memory in use after each operator, from the model's first layer until its gradients are there.
 
-    An operator's own temporaries are not seen, and neither is a CUDA graph's inside.
+    On a CPU an operator's own temporaries are not seen. On a GPU they are: the allocator tells its highest number since
+    the last look, which begins anew then (``torch.cuda.reset_peak_memory_stats``). A CUDA graph's inside is not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         """Watch nothing yet."""
-        self._model = model
+        self._model, self._device = model, _gpu_of(model)
         self._before = self._gradients_before = 0
         self._phase: tuple[Moment, int] | None = None
         self._working: dict[tuple[Moment, int], int] = {}
@@ -77,6 +78,8 @@ class MemoryWatch:
             yield
         finally:
             self._is_paused = False
+            if self._device is not None:
+                torch.cuda.reset_peak_memory_stats(self._device)
 
     def probe(self) -> None:
         """Look at the memory in use now; what an optimiser takes after backward is no pass's."""
@@ -109,13 +112,21 @@ class MemoryWatch:
         phase = self._phase
         if phase is None:
             return
-        working = taken_bytes(self._model) - self._before - live
+        working = self._highest() - self._before - live
         is_most = working > self._working.get(phase, 0)
         if not is_most and working + saved <= self._with_saved.get(phase, 0):
             return
         working -= max(0, self._gradients() - self._gradients_before)
         self._working[phase] = max(working, self._working.get(phase, 0))
         self._with_saved[phase] = max(working + saved, self._with_saved.get(phase, 0))
+
+    def _highest(self) -> int:
+        """Most bytes in use since the last look, where that is told; else those in use now."""
+        if self._device is None:
+            return taken_bytes(self._model)
+        highest = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return highest
 
     def _gradients(self) -> int:
         """Bytes of the parameters' gradients that are in memory."""
@@ -143,9 +154,14 @@ class _Operators(TorchDispatchMode):
         return result
 
 
+def _gpu_of(model: nn.Module) -> torch.device | None:
+    tensor = next(model.parameters(), None)
+    return tensor.device if tensor is not None and tensor.device.type == "cuda" else None
+
+
 def taken_bytes(model: nn.Module) -> int:
     """Return the bytes that are in use where the model is: a GPU's tensors, or all of this process."""
-    tensor = next(model.parameters(), None)
-    if tensor is not None and tensor.device.type == "cuda":
-        return torch.cuda.memory_allocated(tensor.device)
+    device = _gpu_of(model)
+    if device is not None:
+        return torch.cuda.memory_allocated(device)
     return bytes_in_use() or resident_bytes()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hapi.client.joint.ranks import Ranks, Shared, part_size
-from hapi.errors import HapiError, OtherRankError
+from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.train.distributed.launch import Launch
 from hapi.train.distributed.meeting import meet, numbered, silent_ranks
 
@@ -195,6 +195,11 @@ class ProcessGroup(Ranks):
         try:
             yield
         except (RuntimeError, EOFError) as error:
+            if "NCCL" in str(error) and "invalid usage" in str(error):
+                raise UsageError(
+                    "NCCL refuses these ranks: each needs a GPU of its own; start as many as the machine has "
+                    "(--nproc-per-node), and set NCCL_DEBUG=WARN to see what it says"
+                ) from None
             if not is_lost_rank(error):
                 raise
             raise OtherRankError(self._lost(str(error).splitlines()[0][:160])) from None
