@@ -193,11 +193,11 @@ def test_a_load_that_fails_leaves_nothing_and_the_next_one_loads(folder: Path) -
     taken(folder, Source(contents))
 
 
-def test_an_iterator_that_is_closed_gives_up_its_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hapi.models.shared.folder.PACK_BYTES", 100_000)  # a dozen tensors
+def test_an_iterator_that_is_closed_gives_up_its_load(folder: Path) -> None:
     contents = contents_of(40)
     source = Source(contents)
-    taking = SharedWeights(WeightsFolder(folder, None)).take(contents, source)
+    dozen = WeightsFolder(folder, None, pack_bytes=100_000)
+    taking = SharedWeights(dozen).take(contents, source)
     next(taking)
     taking.close()  # type: ignore[attr-defined]
     assert len(source.asked) < 40

@@ -22,10 +22,10 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hapi.errors import DataError
 from hapi.models.shared.pack import (
@@ -49,12 +49,22 @@ _PAUSE = 0.002
 _OPEN, _PACK = "open-", "pack-"
 
 
+MakeWriter = Callable[[int, bytes, Ranges], PackWriter]
+
+
+class FoundPack(NamedTuple):
+    """A whole pack that this process uses from now on, until the mapping is gone."""
+
+    token: str
+    mapping: mmap.mmap
+
+
 @dataclass
 class Division:
     """Answer to a process that wants weights."""
 
-    found: dict[str, tuple[mmap.mmap, TensorRange]] = field(default_factory=dict)
-    """Resident ones, with their mapping."""
+    found: dict[str, tuple[FoundPack, TensorRange]] = field(default_factory=dict)
+    """Resident ones, with their pack."""
     mine: list[OpenPack] = field(default_factory=list)
     """Packs for some of the others, to be loaded by the caller."""
     busy: set[str] = field(default_factory=set)
@@ -66,10 +76,28 @@ class Division:
 class WeightsFolder:
     """A folder of packs; thread-safe. Every method may raise OSError: the folder is then of no use."""
 
-    def __init__(self, path: Path, budget: int | None) -> None:
-        """Use the folder at ``path`` for at most ``budget`` bytes; None for half of what is free or held there."""
+    def __init__(
+        self,
+        path: Path,
+        budget: int | None,
+        *,
+        keeps_idle: bool = True,
+        pack_bytes: int = PACK_BYTES,
+        make_writer: MakeWriter = PackWriter,
+    ) -> None:
+        """Use a folder.
+
+        Args:
+            path: of the folder.
+            budget: most bytes of all packs; None for half of what is free or held there.
+            keeps_idle: whether a pack outlives its users; False where its bytes are in their memory, and not in the
+                file, which has its header alone.
+            pack_bytes: size from which on tensors go into another pack.
+            make_writer: writes a pack, into its open file or elsewhere.
+        """
         self.path = path
         self._budget = budget
+        self._keeps_idle, self._pack_bytes, self._make_writer = keeps_idle, pack_bytes, make_writer
         self._known: dict[str, Ranges] = {}
         """Ranges by name of pack: names are never used again."""
 
@@ -86,8 +114,8 @@ class WeightsFolder:
                 if name.startswith(_OPEN):
                     division.busy.add(name)
                 else:
-                    mapping = _shared(folder, name)
-                    division.found |= {key: (mapping, ranges[key]) for key in keys}
+                    pack = FoundPack(name.removeprefix(_PACK), _shared(folder, name))
+                    division.found |= {key: (pack, ranges[key]) for key in keys}
                 for key in keys:
                     del missing[key]
             self._trim(folder, sum(missing.values()))
@@ -96,12 +124,12 @@ class WeightsFolder:
 
     def _begin(self, folder: int, missing: Mapping[str, int], division: Division) -> None:
         left = self._limit(folder) - self._held(folder)
-        for wanted in divided(missing.items(), PACK_BYTES):
+        for wanted in divided(missing.items(), self._pack_bytes):
             head, ranges = layout(wanted)
             pack = None
             if size_of(head, ranges) <= left:
                 with contextlib.suppress(OSError):
-                    pack = OpenPack(self, secrets.token_hex(8), folder, head, ranges)
+                    pack = OpenPack(self, secrets.token_hex(8), folder, head, ranges, self._make_writer)
             if pack is None:
                 division.refused += wanted
                 continue
@@ -194,7 +222,7 @@ class WeightsFolder:
             except FileNotFoundError:  # abandoned just now
                 continue
             try:
-                left = name.startswith(_OPEN) and lock_at_once(descriptor)
+                left = (name.startswith(_OPEN) or not self._keeps_idle) and lock_at_once(descriptor)
                 if not left and name not in self._known:
                     self._known[name] = read_ranges(descriptor)
             except DataError:
@@ -243,6 +271,11 @@ class WeightsFolder:
             unlock(pack.writer.descriptor)
             return _shared(folder, name)
 
+    def forget(self, pack: FoundPack) -> None:
+        """Remove a whole pack whose bytes are not to be had any more."""
+        with contextlib.suppress(FileNotFoundError), self._open_folder() as folder:
+            os.unlink(f"{_PACK}{pack.token}", dir_fd=folder)
+
     def abandon(self, pack: OpenPack) -> None:
         """Remove a pack that is not written to its end."""
         with contextlib.suppress(FileNotFoundError), self._open_folder() as folder:
@@ -253,7 +286,13 @@ class OpenPack:
     """A pack that this process has begun."""
 
     def __init__(
-        self, folder: WeightsFolder, token: str, descriptor: int, head: bytes, ranges: Ranges
+        self,
+        folder: WeightsFolder,
+        token: str,
+        descriptor: int,
+        head: bytes,
+        ranges: Ranges,
+        make_writer: MakeWriter,
     ) -> None:
         """Make the file, locked, in the open folder ``descriptor``. Under the folder's lock."""
         self._folder, self.token, self.name = folder, token, f"{_OPEN}{token}"
@@ -261,7 +300,7 @@ class OpenPack:
         file = os.open(self.name, flags, 0o600, dir_fd=descriptor)
         try:
             lock_at_once(file)
-            self.writer = PackWriter(file, head, ranges)
+            self.writer = make_writer(file, head, ranges)
         except BaseException:
             os.close(file)
             os.unlink(self.name, dir_fd=descriptor)

@@ -16,9 +16,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import torch
 import xxhash
 
 from hapi.errors import DataError
+from hapi.models.tensors import tensor_bytes
 from hapi.wire.documents import parse_document
 
 MAGIC = b"HAPIWTS1"
@@ -100,9 +102,9 @@ class PackWriter:
         """Take the memory; OSError when there is none. A mapped page without memory would end the process (SIGBUS)."""
         os.posix_fallocate(self.descriptor, 0, self.size)
 
-    def write(self, key: str, data: memoryview) -> bool:
+    def write(self, key: str, tensor: torch.Tensor) -> bool:
         """Write a tensor; return whether it was the last one that was missing."""
-        place = self.ranges[key]
+        place, data = self.ranges[key], tensor_bytes(tensor)
         if data.nbytes != place.nbytes:
             raise DataError(f"shared weights: tensor {key[:80]} has {data.nbytes} bytes, not {place.nbytes}")
         _write(self.descriptor, data, place.start)

@@ -8,15 +8,16 @@ import logging
 import mmap
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
-from hapi.models.shared.folder import OpenPack, WeightsFolder
+from hapi.models.shared.folder import Division, OpenPack, WeightsFolder
 from hapi.models.shared.pack import TensorRange
 from hapi.models.shared.place import VARIABLE, weights_folder
-from hapi.models.tensors import tensor_bytes
 from hapi.waiting import check
 
 log = logging.getLogger("hapi.weights")
@@ -24,6 +25,7 @@ log = logging.getLogger("hapi.weights")
 Load = Callable[[Collection[str]], Iterable[tuple[str, torch.Tensor]]]
 """Gives the tensors of these keys on the CPU, in any order, verified: their bytes have the digests in the keys."""
 Taken = Iterator[tuple[str, torch.Tensor]]
+Memory = TypeVar("Memory")
 
 LOOK_SECONDS = 0.005
 """Seconds between two looks whether another process has loaded what this one waits for."""
@@ -34,14 +36,8 @@ TOUCH_SECONDS = 1.0
 """Seconds after which a process that loads shows that it goes on, in packs to come too."""
 
 
-class SharedWeights:
-    """Frozen weights in memory that processes share; thread-safe.
-
-    A tensor lies in a pack (:mod:`hapi.models.shared.folder`) that is mapped into every process that uses it, each time
-    by a mapping of its own: what is written into a tensor in place, against all intention, is seen by no other job.
-    A pack counts as used until the last tensor over the mapping is gone. Tensors for which there is no room, and those
-    with strides of their own, are in the process's own memory, as all are where memory cannot be shared.
-    """
+class PackedWeights(ABC, Generic[Memory]):
+    """Frozen weights in packs that processes share; thread-safe. ``Memory`` is where a pack's bytes are."""
 
     def __init__(self, folder: WeightsFolder) -> None:
         """Share through ``folder``. At the end of the process idle weights beyond the folder's budget are removed."""
@@ -64,6 +60,7 @@ class SharedWeights:
         while left:
             try:
                 division = self._folder.divide(left)
+                found = self._opened(division)
             except OSError as error:
                 self._tell(error.strerror or str(error))
                 own += left
@@ -74,16 +71,28 @@ class SharedWeights:
             ready, refused = self._allocated(division.mine)
             own += refused
             coming = [key for pack in ready for key in pack.writer.ranges]
-            for key in (*division.found, *coming, *own):
+            for key in (*found, *coming, *own):
                 left.pop(key, None)
-            yield from _filled(ready, wanted, load)
-            for key, (mapping, place) in division.found.items():
-                yield key, _tensor(mapping, place, wanted[key])
-            if left and not division.found and not division.mine and not self._wait(division.busy):
+            yield from self._filled(ready, wanted, load)
+            for key, (memory, place) in found.items():
+                yield key, self._tensor(memory, place, wanted[key])
+            if left and not found and not division.mine and not self._wait(division.busy):
                 own += left
                 break
         if own:
             yield from load(own)
+
+    @abstractmethod
+    def _opened(self, division: Division) -> dict[str, tuple[Memory, TensorRange]]:
+        """Return the memory of what was found; what cannot be had is left out."""
+
+    @abstractmethod
+    def _seal(self, pack: OpenPack) -> Memory:
+        """Give a whole pack over to all processes; return its memory."""
+
+    @abstractmethod
+    def _tensor(self, memory: Memory, place: TensorRange, form: torch.Tensor) -> torch.Tensor:
+        """Return a tensor over its place in a pack."""
 
     def _allocated(self, packs: list[OpenPack]) -> tuple[list[OpenPack], list[str]]:
         """Take the memory of packs; return those that have it, and the keys of the others."""
@@ -97,6 +106,32 @@ class SharedWeights:
                 refused += pack.writer.ranges
                 pack.abandon()
         return ready, refused
+
+    def _filled(self, packs: list[OpenPack], wanted: Mapping[str, torch.Tensor], load: Load) -> Taken:
+        """Load the tensors of ``packs``, each of which is sealed and yielded when it is whole."""
+        of_key = {key: pack for pack in packs for key in pack.writer.ranges}
+        pending, touched = set(packs), time.monotonic()
+        try:
+            for key, tensor in load(list(of_key)) if of_key else ():
+                pack = of_key[key]
+                whole = pack.writer.write(key, tensor)
+                del tensor
+                if time.monotonic() - touched > TOUCH_SECONDS:
+                    touched = time.monotonic()
+                    for other in pending:
+                        other.writer.touch()
+                if whole:
+                    memory = self._seal(pack)
+                    pending.remove(pack)
+                    for name, place in pack.writer.ranges.items():
+                        yield name, self._tensor(memory, place, wanted[name])
+                    del memory
+            if pending:
+                raise KeyError(f"{len(pending)} packs of weights were not loaded whole")
+        finally:
+            for pack in pending:
+                with contextlib.suppress(OSError):
+                    pack.abandon()
 
     def _wait(self, busy: Collection[str]) -> bool:
         """Wait until another process has loaded one of the packs, or has left it; False if that is not waited for."""
@@ -123,36 +158,24 @@ class SharedWeights:
             )
 
 
-def _filled(packs: list[OpenPack], wanted: Mapping[str, torch.Tensor], load: Load) -> Taken:
-    """Load the tensors of ``packs``, each of which is sealed and yielded when it is whole."""
-    of_key = {key: pack for pack in packs for key in pack.writer.ranges}
-    pending, touched = set(packs), time.monotonic()
-    try:
-        for key, tensor in load(list(of_key)) if of_key else ():
-            pack = of_key[key]
-            whole = pack.writer.write(key, tensor_bytes(tensor))
-            del tensor
-            if time.monotonic() - touched > TOUCH_SECONDS:
-                touched = time.monotonic()
-                for other in pending:
-                    other.writer.touch()
-            if whole:
-                mapping = pack.seal()
-                pending.remove(pack)
-                for name, place in pack.writer.ranges.items():
-                    yield name, _tensor(mapping, place, wanted[name])
-                del mapping
-        if pending:
-            raise KeyError(f"{len(pending)} packs of weights were not loaded whole")
-    finally:
-        for pack in pending:
-            with contextlib.suppress(OSError):
-                pack.abandon()
+class SharedWeights(PackedWeights[mmap.mmap]):
+    """Frozen weights in the host's memory.
 
+    A tensor lies in a pack (:mod:`hapi.models.shared.folder`) that is mapped into every process that uses it, each time
+    by a mapping of its own: what is written into a tensor in place, against all intention, is seen by no other job.
+    A pack counts as used until the last tensor over the mapping is gone. Tensors for which there is no room, and those
+    with strides of their own, are in the process's own memory, as all are where memory cannot be shared.
+    """
 
-def _tensor(mapping: mmap.mmap, place: TensorRange, form: torch.Tensor) -> torch.Tensor:
-    flat = torch.frombuffer(mapping, dtype=form.dtype, count=form.numel(), offset=place.start)
-    return flat.reshape(form.shape)
+    def _opened(self, division: Division) -> dict[str, tuple[mmap.mmap, TensorRange]]:
+        return {key: (pack.mapping, place) for key, (pack, place) in division.found.items()}
+
+    def _seal(self, pack: OpenPack) -> mmap.mmap:
+        return pack.seal()
+
+    def _tensor(self, memory: mmap.mmap, place: TensorRange, form: torch.Tensor) -> torch.Tensor:
+        flat = torch.frombuffer(memory, dtype=form.dtype, count=form.numel(), offset=place.start)
+        return flat.reshape(form.shape)
 
 
 _ending: set[Path] = set()

@@ -13,6 +13,7 @@ from hapi.models.devices import does_not_fit
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import check_kernels, in_precision, rounded_weight
+from hapi.models.shared.device_weights import DeviceWeights, device_weights
 from hapi.models.shared.keys import rounded_key
 from hapi.models.shared.weights import SharedWeights, shared_weights
 from hapi.process.memory_errors import is_out_of_memory
@@ -36,7 +37,9 @@ class PrefixLoader:
         self._store = store
         self._device = device
         self._cache = cache
-        self._shared: SharedWeights | None = shared_weights(device) if cache.reuse else None
+        self._shared: SharedWeights | DeviceWeights | None = None
+        if cache.reuse:
+            self._shared = shared_weights(device) or device_weights(device)
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
     def load(self, request: PrefixRequest, batch: int) -> FrozenPrefix:
