@@ -50,6 +50,8 @@ _STEP_BYTES = 20
 """That a step with AdamW moves for each parameter."""
 _DISK_BYTES = 29
 """On the disk for each parameter: two slots, and gradients."""
+_BELOW_STATES = 15
+"""Bytes of memory for each parameter in which parameters, gradients and AdamW's states do not fit."""
 _PROBED_BYTES = 240 << 20
 _LEAST_ROWS = 8
 _USUAL_ROWS = 64
@@ -140,7 +142,8 @@ class _Bench:
             way=way,
             blocks=blocks_of(group.tail),
             rows=rows,
-            memory=int(group.memory_share * (16 * parameters + activations)),
+            # Never so much that AdamW's states have room.
+            memory=int(min(group.memory_share * (16 * parameters + activations), _BELOW_STATES * parameters)),
             folders=tuple(map(str, drives)),
             rate=group.rate,
             clipped=group.clipped,

@@ -12,6 +12,12 @@ class OffloadError(HapiError):
     slug, title, on_wire = "offload", "Offloaded states failed", False
 
 
+class ActivationError(HapiError):
+    """The place of the swapped activations failed in the middle of a pass."""
+
+    slug, title, on_wire = "activations", "Swapped activations failed", False
+
+
 class GradientGoneError(HapiError):
     """A loop asks for a gradient that was consumed and not kept."""
 

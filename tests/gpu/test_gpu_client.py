@@ -64,13 +64,14 @@ def test_a_loop_left_in_the_middle_waits_for_the_copy(
 
 
 def test_the_micro_batch_is_halved(cuda: torch.device) -> None:
-    rest = FrozenSuffix(Hungry(), (3,), torch.float32, MicroBatch(16), cuda)
+    micro_batch = MicroBatch(16)
+    rest = FrozenSuffix(Hungry(), (3,), torch.float32, micro_batch, cuda)
     x = torch.randn(40, 3, pin_memory=True)
     with memory_limit(700 * MIB):  # sixteen samples need 1024 MiB, eight 512
         assert torch.equal(rest(x).cpu(), x * 2)
-        assert rest.micro_batch == 8
+        assert micro_batch.size == 8
     assert torch.equal(rest(x).cpu(), x * 2)
-    assert rest.micro_batch == 8
+    assert micro_batch.size == 8
 
 
 def test_what_does_not_fit_is_said_so(cuda: torch.device) -> None:

@@ -16,7 +16,7 @@ from support.harness import losses, report_of, server, train
 from support.weight_tools import Source, contents_of
 
 from hapi.models.shared.device_weights import device_weights
-from hapi.models.shared.place import FOLDER_VARIABLE
+from hapi.models.shared.place import FOLDER_VARIABLE, VARIABLE
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +45,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def folder(cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, "on")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "weights"))
     return tmp_path
 
@@ -126,7 +127,8 @@ def test_servers_on_one_gpu_share_their_fronts(
     settings = ("--dataset", "digits", "--model", "vgg11", "--bs", "8", "--epochs", "1", "--seed", "3", "--split", "13",
                 "--weights", "random", "--device", "cuda")  # fmt: skip
     found = []
-    with server(store, "--device", "cuda") as one, server(store, "--device", "cuda") as two:
+    own = {name: os.environ[name] for name in (VARIABLE, FOLDER_VARIABLE)}
+    with server(store, "--device", "cuda", **own) as one, server(store, "--device", "cuda", **own) as two:
         for number, running in enumerate((one, two)):
             path = folder / f"{number}.json"
             train("--server", running.url, "--report", str(path), *settings)

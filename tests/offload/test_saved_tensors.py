@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.spill import SpillDrive, SpillFiles
-from hapi.offload.activations.swapper import ActivationError, LayerRoom, Swapper
+from hapi.offload.activations.swapper import Swapper
+from hapi.offload.failures import ActivationError
 
 
 class Swapped:

@@ -17,13 +17,15 @@ from torch import nn
 from hapi.allocator import give_back_large_blocks, keep_large_blocks
 from hapi.errors import UsageError
 from hapi.offload.activations.calls import recomputed, tensors_in
+from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
 from hapi.offload.activations.reporting import planned
 from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
-from hapi.offload.activations.swapper import ActivationError, LayerRoom, Swapper
+from hapi.offload.activations.swapper import Swapper
 from hapi.offload.activations.watching import Moment
+from hapi.offload.failures import ActivationError
 from hapi.offload.layer_memory import Action, GradientRoom, highest_use, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations

@@ -78,6 +78,8 @@ class StoredBytes:
         """uint8 [n]: the bytes on the device, or in pinned host memory while a CUDA tensor is on its way."""
         self.host: torch.Tensor | None = None
         """uint8 [n]: pinned copy of bytes that stay in host memory."""
+        self.copied: torch.cuda.Event | None = None
+        """After the last copy between that and the device."""
         self.parts: list[Part] = []
         self.under_way = 0
         self.waiting = 0

@@ -7,12 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from hapi.errors import HapiError
+from hapi.offload.activations.counters import Counters, LayerRoom
+from hapi.offload.activations.device_link import DeviceLink
 from hapi.offload.activations.saved import (
     Key,
     Lies,
@@ -23,44 +23,10 @@ from hapi.offload.activations.saved import (
     extent_of,
 )
 from hapi.offload.activations.spill import Part, SpillFiles
+from hapi.offload.failures import ActivationError
 
 SMALL_BYTES = 4096
 """Tensors below this stay: moving one costs more than it frees."""
-
-
-class ActivationError(HapiError):
-    """The place of the swapped activations failed in the middle of a pass."""
-
-    slug, title, on_wire = "activations", "Swapped activations failed", False
-
-
-@dataclass
-class LayerRoom:
-    """Bytes that one layer may keep in each tier, and those that it has there now."""
-
-    kept_limit: int = 0
-    host_limit: int = 0
-    kept: int = 0
-    host: int = 0
-
-
-@dataclass
-class Counters:
-    """Totals since the beginning."""
-
-    written_bytes: int = 0
-    read_bytes: int = 0
-    host_bytes: int = 0
-    waited_seconds: float = 0.0
-    stored_tensors: int = 0
-    shared_tensors: int = 0
-    peak_bytes: int = 0
-    """Most saved bytes on the device at once: kept, leaving, read back, and those that somebody else still uses."""
-    live_bytes: int = 0
-    saved_bytes: int = 0
-    """Saved bytes in all tiers."""
-    asked: int = 0
-    """Tensors that backward asked for."""
 
 
 class Swapper:
@@ -85,6 +51,9 @@ class Swapper:
         self._dead: deque[tuple[Lies, list[Part], int, int, LayerRoom]] = deque()
         self._used: list[tuple[StorageWeakRef, int, int]] = []
         """Storages on the device that a running operator, or the model, still uses: their bytes, their number."""
+        self._link: DeviceLink | None = None
+        self._sending: deque[tuple[torch.cuda.Event, StorageWeakRef, int, int]] = deque()
+        """Copies from a GPU that were begun: their end, the storage on the device, its bytes, their number."""
         self._error: OSError | None = None
 
     def save(
@@ -109,6 +78,7 @@ class Swapper:
             return SavedTensor(tensor, name, None), None
         with self._lock:
             self._check()
+            self._note_sent()
             self._bury()
             stored = self._live.find(key)
             if stored is not None:
@@ -153,6 +123,7 @@ class Swapper:
         self.counters.asked += 1
         stored = saved.stored
         with self._lock:
+            self._note_sent()
             self._bury()
             if stored is not None:
                 self._read_ahead(stored.number)
@@ -193,7 +164,10 @@ class Swapper:
         """Wait for what is under way. Tensors that are away cannot come back after the files are closed."""
         with self._lock:
             while self._leaving and self._error is None:
-                self._lock.wait(1.0)
+                if self._sending:
+                    self._finish_oldest()
+                else:
+                    self._lock.wait(1.0)
             self._files = None
 
     def _stays(self, tensor: torch.Tensor) -> bool:
@@ -221,30 +195,46 @@ class Swapper:
             stored.data = None  # the saved tensors hold the storage themselves
         elif stored.device.type == "cuda" and (room.host + nbytes <= room.host_limit or self._files is None):
             room.host += nbytes
-            stored.host = self._to_host(stored)
-            stored.data, stored.lies, stored.waiting = None, Lies.AWAY, 1
-            self.counters.host_bytes += nbytes
+            self._send_to_host(stored)
         elif self._files is not None:
             self._send(stored, self._files)
 
-    def _to_host(self, stored: StoredBytes) -> torch.Tensor:
-        """Copy bytes from a CUDA device to pinned memory, in the order of the current stream."""
-        host = torch.empty(stored.extent.nbytes, dtype=torch.uint8, pin_memory=True)
-        if stored.data is not None:
-            host.copy_(stored.data, non_blocking=True)
-        return host
+    def _send_to_host(self, stored: StoredBytes) -> None:
+        """Begin to copy bytes from a GPU to pinned memory, where they stay."""
+        nbytes = stored.extent.nbytes
+        self._wait_for_room_to_leave(nbytes)
+        if stored.data is None:
+            raise RuntimeError("bytes were sent twice")
+        stored.host, stored.copied = self._link_of(stored.device).send(stored.data)
+        stored.data, stored.lies, stored.waiting = None, Lies.AWAY, 1
+        self._sending.append((stored.copied, stored.owner, nbytes, stored.number))
+        self._leaving += nbytes
+        self._count(nbytes)
+        self.counters.host_bytes += nbytes
+
+    def _link_of(self, device: torch.device) -> DeviceLink:
+        if self._link is None:
+            self._link = DeviceLink(device)
+        return self._link
+
+    def _note_sent(self) -> None:
+        """Take note of the copies from a GPU that have ended."""
+        while self._sending and self._sending[0][0].query():
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest copy from a GPU."""
+        ended, owner, nbytes, number = self._sending.popleft()
+        ended.synchronize()
+        self._leaving -= nbytes
+        self._used.append((owner, nbytes, number))
 
     def _send(self, stored: StoredBytes, files: SpillFiles) -> None:
         nbytes = stored.extent.nbytes
-        self._wait_to_leave(
-            lambda: (
-                self._leaving + nbytes <= self.buffer_bytes
-                and self.counters.live_bytes + nbytes <= self.most_bytes
-            )
-        )
-        if stored.device.type == "cuda":
-            stored.data = self._to_host(stored)
-            torch.cuda.current_stream(stored.device).synchronize()
+        self._wait_for_room_to_leave(nbytes)
+        if stored.device.type == "cuda" and stored.data is not None:
+            stored.data, ended = self._link_of(stored.device).send(stored.data)
+            ended.synchronize()
         self._leaving += nbytes
         self._count(nbytes)
         self.counters.written_bytes += nbytes
@@ -256,11 +246,22 @@ class Swapper:
         for drive, at, start, end in stored.parts:
             drive.write(at, array[start:end], lambda error: self._sent(stored, error))
 
+    def _wait_for_room_to_leave(self, nbytes: int) -> None:
+        self._wait_to_leave(
+            lambda: (
+                self._leaving + nbytes <= self.buffer_bytes
+                and self.counters.live_bytes + nbytes <= self.most_bytes
+            )
+        )
+
     def _wait_to_leave(self, has_room: Callable[[], bool]) -> None:
         """Wait until there is room, or nothing is on its way that would make some."""
         started = time.monotonic()
         while self._leaving and not has_room():
-            self._lock.wait()
+            if self._sending:
+                self._finish_oldest()
+            else:
+                self._lock.wait()
             self._check()
             self._bury()
         self.counters.waited_seconds += time.monotonic() - started
@@ -279,8 +280,6 @@ class Swapper:
 
     def _on_device(self, stored: StoredBytes) -> torch.Tensor:
         """Bring bytes back if they are away, and wait for them."""
-        if stored.host is not None:
-            return stored.host.to(stored.device, non_blocking=True)
         if stored.lies is Lies.AWAY:
             self._begin_read(stored)
         started = time.monotonic()
@@ -292,14 +291,22 @@ class Swapper:
             raise ActivationError(
                 "activations were asked for after their files were closed; close after backward"
             )
-        if stored.device.type == "cuda":
+        if stored.host is not None and stored.copied is not None:
+            self._link_of(stored.device).wait(stored.copied)
+        elif stored.device.type == "cuda":
             return stored.data[: stored.extent.nbytes].to(stored.device, non_blocking=True)
         return stored.data
 
     def _begin_read(self, stored: StoredBytes) -> None:
+        nbytes = stored.extent.nbytes
+        if stored.host is not None and stored.copied is not None:
+            stored.data, stored.copied = self._link_of(stored.device).bring(stored.host, stored.copied)
+            stored.lies = Lies.BACK
+            self._back += nbytes
+            self._count(nbytes)
+            return
         if self._files is None:
             return
-        nbytes = stored.extent.nbytes
         buffer = aligned_buffer(nbytes, stored.device.type == "cuda")
         stored.data, stored.lies, stored.under_way = buffer, Lies.COMING, len(stored.parts)
         self._back += nbytes
@@ -331,7 +338,7 @@ class Swapper:
             stored = self._live.at(self._ahead)
             if stored is not None and stored.lies is Lies.LEAVING:
                 return
-            if stored is not None and stored.lies is Lies.AWAY and stored.host is None and stored.waiting:
+            if stored is not None and stored.lies is Lies.AWAY and stored.waiting:
                 if self._back + self._leaving + stored.extent.nbytes > self.buffer_bytes:
                     return
                 if self.counters.live_bytes + stored.extent.nbytes > self.most_bytes:
