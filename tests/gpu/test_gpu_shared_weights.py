@@ -119,11 +119,8 @@ def test_processes_hold_one_copy_that_outlives_its_maker(
                 process.communicate()
 
 
-def test_servers_on_one_gpu_share_their_fronts(
-    folder: Path, store: Path, note: Callable[[str], None]
-) -> None:
+def test_servers_on_one_gpu_share_their_fronts(folder: Path, store: Path) -> None:
     """The second ``hapi-server`` on the GPU takes the front's memory from the first."""
-
     settings = ("--dataset", "digits", "--model", "vgg11", "--bs", "8", "--epochs", "1", "--seed", "3", "--split", "13",
                 "--weights", "random", "--device", "cuda")  # fmt: skip
     found = []

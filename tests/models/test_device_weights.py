@@ -140,13 +140,13 @@ def test_a_stopped_holder_is_not_waited_for_long(folder: Path, monkeypatch: pyte
     holders, other = Holders(folder), Holders(folder)
     holders.offer("a", os.memfd_create("a"))
     with holders._lock:  # its thread waits too
-        assert other.ask("a") is None
-    file = other.ask("a")
+        assert other.get("a") is None
+    file = other.get("a")
     assert file is not None
     os.close(file)
-    assert other.ask("b") is None
+    assert other.get("b") is None
     holders.withdraw("a")
-    assert other.ask("a") is None
+    assert other.get("a") is None
 
 
 def test_types_come_back(folder: Path) -> None:

@@ -75,6 +75,7 @@ class ForkedRanks:
             "LOCAL_WORLD_SIZE": count,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
+            **({"TORCHELASTIC_RUN_ID": "tests"} if count == 1 else {}),  # else a rank alone is none
         }
         self._failed = 0.0
         self._ranks = [

@@ -34,8 +34,8 @@ class CudaMemory:
         self._form.location.id = device.index or 0
         self._kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._form.requestedHandleTypes = self._kind
-        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self._unit = int(self.call("cuMemGetAllocationGranularity", self._form, least))
+        smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self._unit = int(self.call("cuMemGetAllocationGranularity", self._form, smallest))
 
     def make(self, nbytes: int) -> CudaBlock:
         """See :meth:`BlockMemory.make`; what torch keeps unused is given back first where it has to be."""
@@ -45,19 +45,21 @@ class CudaMemory:
         except OSError:
             torch.cuda.empty_cache()
             handle = self.call("cuMemCreate", size, self._form, 0)
-        return CudaBlock(self, self._device, handle, size)
+        try:
+            file = int(self.call("cuMemExportToShareableHandle", handle, self._kind, 0))
+        except OSError:
+            self.call("cuMemRelease", handle)
+            raise
+        return CudaBlock(self, self._device, handle, size, file)
 
     def open(self, file: int, nbytes: int) -> CudaBlock:
         """See :meth:`BlockMemory.open`."""
         try:
             handle = self.call("cuMemImportFromShareableHandle", file, self._kind)
-        finally:
+        except OSError:
             os.close(file)
-        return CudaBlock(self, self._device, handle, self._whole(nbytes))
-
-    def file_of(self, handle: Any) -> int:
-        """Return a new open file of a block's memory."""
-        return int(self.call("cuMemExportToShareableHandle", handle, self._kind, 0))
+            raise
+        return CudaBlock(self, self._device, handle, self._whole(nbytes), file)
 
     def map(self, handle: Any, size: int) -> int:
         """Return the address of a new mapping."""
@@ -92,20 +94,24 @@ class CudaMemory:
 class CudaBlock:
     """A :class:`~hapi.models.shared.device_weights.Block` of one GPU."""
 
-    def __init__(self, memory: CudaMemory, device: torch.device, handle: Any, size: int) -> None:
-        """Map ``size`` bytes of the driver's ``handle``, which is this object's from now on. Raises OSError."""
+    def __init__(self, memory: CudaMemory, device: torch.device, handle: Any, size: int, file: int) -> None:
+        """Map ``size`` bytes of the driver's ``handle``; it and ``file`` are this object's from now on. Raises OSError.
+
+        The file is kept, because the driver makes none of memory that another process has made.
+        """
         self.lock: mmap.mmap | None = None
-        self._memory, self._device, self._handle = memory, device, handle
+        self._memory, self._device, self._file = memory, device, file
         try:
             self._address = memory.map(handle, size)
         except OSError:
+            os.close(file)
             memory.call("cuMemRelease", handle)
             raise
-        weakref.finalize(self, _unmap, memory, device, handle, self._address, size).atexit = False
+        weakref.finalize(self, _unmap, memory, device, handle, self._address, size, file).atexit = False
 
     def file(self) -> int:
         """See :meth:`Block.file`."""
-        return self._memory.file_of(self._handle)
+        return os.dup(self._file)
 
     def tensor(self, start: int, nbytes: int) -> torch.Tensor:
         """See :meth:`Block.tensor`."""
@@ -126,8 +132,9 @@ class _Bytes:
         }  # fmt: skip
 
 
-def _unmap(memory: CudaMemory, device: torch.device, handle: Any, address: int, size: int) -> None:
+def _unmap(memory: CudaMemory, device: torch.device, handle: Any, address: int, size: int, file: int) -> None:
     """Give a block up, once what was begun on the device is done with it."""
+    os.close(file)
     try:
         torch.cuda.synchronize(device)
         memory.call("cuMemUnmap", address, size)

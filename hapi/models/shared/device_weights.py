@@ -78,7 +78,7 @@ class DeviceWeights(PackedWeights[Block]):
         found = {}
         for key, (pack, place) in division.found.items():
             if pack.token not in blocks:
-                file = self._holders.ask(pack.token)
+                file = self._holders.get(pack.token)
                 if file is None:  # its last user ended just now
                     self._folder.forget(pack)
                     blocks[pack.token] = None

@@ -60,7 +60,7 @@ class Holders:
         if file is not None:
             os.close(file)
 
-    def ask(self, pack: str) -> int | None:
+    def get(self, pack: str) -> int | None:
         """Return the file of a pack from a process that holds it, this one included; None where nobody does."""
         with self._lock:
             own = self._files.get(pack) if self._pid == os.getpid() else None

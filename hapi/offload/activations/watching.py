@@ -52,6 +52,7 @@ class MemoryWatch:
             self._is_begun = True
             gc.collect()  # what is garbage now would be freed within the pass
             self._before, self._gradients_before = taken_bytes(self._model), self._gradients()
+            self._forget_highest()
         if not _get_current_dispatch_mode_stack():  # beside a mode of the loop's own layers alone are seen
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -78,8 +79,7 @@ class MemoryWatch:
             yield
         finally:
             self._is_paused = False
-            if self._device is not None:
-                torch.cuda.reset_peak_memory_stats(self._device)
+            self._forget_highest()
 
     def probe(self) -> None:
         """Look at the memory in use now; what an optimiser takes after backward is no pass's."""
@@ -125,8 +125,12 @@ class MemoryWatch:
         if self._device is None:
             return taken_bytes(self._model)
         highest = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._forget_highest()
         return highest
+
+    def _forget_highest(self) -> None:
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _gradients(self) -> int:
         """Bytes of the parameters' gradients that are in memory."""
