@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -51,21 +51,35 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A long test is a slow one too, so that ``-m "not slow"`` leaves it out; a file is one process's (loadgroup).
+    """A long test is a slow one too, so that ``-m "not slow"`` leaves it out; the longest files come first."""
+    from support.by_file import longest_first
 
-    The server, the store and the undisturbed run of a file are then made once, not by each process.
-    """
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker("slow")
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    longest_first(items)
 
 
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays: the garbage collector need not look through it again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile``: a process gets the tests of a file at once, and some files together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from support.by_file import ByFile
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays: the garbage collector need not look through it, neither then nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

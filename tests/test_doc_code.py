@@ -79,7 +79,6 @@ def test_the_python_of_a_page_compiles(page: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_to_its_end(example: str, place: tuple[Path, str]) -> None:
     done = ran(EXAMPLES[example], *place)
@@ -87,7 +86,6 @@ def test_an_example_runs_to_its_end(example: str, place: tuple[Path, str]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
 def test_an_example_with_a_mistake_fails(place: tuple[Path, str]) -> None:
     done = ran(EXAMPLES["training.md"].replace("next_batch(", "next_batches("), *place)
     assert done.returncode != 0 and "next_batches" in done.stderr

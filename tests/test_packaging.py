@@ -100,7 +100,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_source_distribution_is_the_tree(built: Built) -> None:
     packed = {name.partition("/")[2] for name in built.files}
     assert not [name for name in tracked() if name not in packed], "add it to MANIFEST.in"
@@ -109,7 +108,6 @@ def test_the_source_distribution_is_the_tree(built: Built) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
     names = built.wheel.namelist()
     assert {name.split("/")[0] for name in names} == {"hapi", f"hapi_split-{hapi.__version__}.dist-info"}
@@ -121,7 +119,6 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_wheel_imports_without_the_checkout(built: Built, tmp_path: Path) -> None:
     built.wheel.extractall(tmp_path)
     code = "import hapi, importlib.metadata as m; print(hapi.__file__, m.version('hapi-split'), hapi.pack.__module__)"
@@ -134,7 +131,6 @@ def test_the_wheel_imports_without_the_checkout(built: Built, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_metadata_say_what_an_index_shows(built: Built) -> None:
     found = built.metadata
     assert (found["Name"], found["Version"]) == ("hapi-split", hapi.__version__)

@@ -14,7 +14,7 @@ import pytest
 
 import hapi
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.slow
 ROOT = Path(hapi.__file__).parents[1]
 MISTAKES = {
     "a page that is not there": ("README.md", "[x](docs/gone.md)", r"README.*docs/gone\.md"),

@@ -14,7 +14,7 @@ from benchmarks.storage.samples_served import LoopbackSwift
 from benchmarks.testbed.loose import LooseBed
 from hapi.errors import UsageError
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
+pytestmark = pytest.mark.slow
 
 HOLDER = """
 import sys, time

@@ -36,7 +36,6 @@ def containers_allowed() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("swift"),
     pytest.mark.skipif(not containers_allowed(), reason="no process-id namespaces for this user"),
 ]
 

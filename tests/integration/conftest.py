@@ -1,6 +1,5 @@
 """A Swift with one node and one with three nodes and three copies of everything, each started when first asked for;
-the digits in one, and what training on them gives. Tests that use them are in one group (``xdist_group``), so that one
-test process has them.
+the digits in one, and what training on them gives. One test process has the files that use them (``support.by_file``).
 """
 
 from __future__ import annotations

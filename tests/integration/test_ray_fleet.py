@@ -17,7 +17,7 @@ from hapi.client.transport.fleet_list import listed_servers
 from hapi.errors import HapiError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 COUNT, FEW, ENOUGH = 40, 3, 1000
 """Samples; epochs of a job that nothing happens to; more epochs than a job has ended that replicas die under."""
 JOB = (

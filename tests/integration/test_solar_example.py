@@ -45,7 +45,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("solar")
 @needs_packages
 def test_it_trains_as_plain_pytorch_does(made: Path) -> None:
     (seed,) = json.loads((made / "results.json").read_text())["seeds"]
@@ -61,7 +60,6 @@ def test_it_trains_as_plain_pytorch_does(made: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("solar")
 @needs_packages
 def test_it_leaves_a_model_with_the_names_of_the_classes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RUN.parent))
@@ -71,7 +69,6 @@ def test_it_leaves_a_model_with_the_names_of_the_classes(made: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("solar")
 @needs_packages
 def test_a_folder_of_other_settings_is_refused(made: Path) -> None:
     before = (made / "results.json").read_bytes()

@@ -21,7 +21,7 @@ from hapi.store.base import ReadPart
 from hapi.store.coalesce import SLICE_BYTES
 from hapi.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
+pytestmark = pytest.mark.slow
 COPIES = "s3://hapi/deep/er"
 
 

@@ -17,7 +17,7 @@ from support.swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
 from hapi.errors import HapiError, StoreError
 from hapi.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
+pytestmark = pytest.mark.slow
 FAULTS = tuple(
     answer
     for fault in ("late", "503", "reset", "500", "cut", "less")

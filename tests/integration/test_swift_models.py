@@ -22,7 +22,7 @@ from support.swift_tools import FaultProxy, Swift
 
 from hapi.models.zoo.build import ModelSpec, build
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
+pytestmark = pytest.mark.slow
 STORE = "s3://hapi/models"
 NET = ModelSpec(architecture="squeezenet1_1", num_classes=10, weights="random:3", input_shape=(3, 64, 64))
 TRAINED = (*DIGITS_JOB, "--model", "store:net", "--image-size", "64", "--epochs", "1", "--bs", "20", "--split", "5",

@@ -12,7 +12,7 @@ import pytest
 from support.harness import wait_for
 from support.swift_tools import SCRIPT, Swift, running_swift
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
+pytestmark = pytest.mark.slow
 
 
 def script(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
