@@ -6,6 +6,7 @@ It answers each line of its input (a JSON object) by one line.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import threading
 import time
@@ -156,17 +157,15 @@ class Training:
         """Take one step that does not count and ``steps`` that do; wait until nothing is written any more."""
         self.step()
         first = self._loss.item()  # waits for a GPU
-        before, began, worked = self.counts(), time.perf_counter(), time.process_time()
+        before, began = self.counts(), time.perf_counter()
         for _ in range(steps):
             self.step()
         last = self._loss.item()
         finish(self._device)
-        seconds, processor = (time.perf_counter() - began) / steps, (time.process_time() - worked) / steps
-        after = self.counts()
+        seconds, after = (time.perf_counter() - began) / steps, self.counts()
         _await_idle()
         moved = {name: (after[name] - before[name]) / steps for name in before}
-        losses = {"losses": [first, last]}
-        return {"seconds": seconds, "processor": processor, **losses, **moved, **self._plan()}
+        return {"seconds": seconds, "losses": [first, last], **moved, **self._plan()}
 
     def _plan(self) -> dict[str, Any]:
         """Return the bytes of activations that the plan swaps, and the layers that it recomputes."""
@@ -177,12 +176,15 @@ class Training:
         return {"swapped": found.get("swapped_bytes", 0), "recomputed": recomputed}
 
     def counts(self) -> dict[str, float]:
-        """Return what was moved so far."""
+        """Return what this process took and moved so far."""
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        taken = {"processor": use.ru_utime + use.ru_stime, "system": use.ru_stime, "faults": use.ru_minflt}
         if not isinstance(self._optimizer, OffloadedOptimizer):
-            return {"bytes": 0, "waited": 0.0, "redone": 0}
+            return {**taken, "bytes": 0, "waited": 0.0, "redone": 0}
         found = self._optimizer.report()
         swapped = found["activations"]
         return {
+            **taken,
             "bytes": sum(each["bytes_read"] + each["bytes_written"] for each in (found, swapped)),
             "waited": found["waited_seconds"] + swapped["seconds_waited"],
             "redone": found["redone_steps"],

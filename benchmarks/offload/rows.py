@@ -37,6 +37,10 @@ class OffloadRow:
     """Time of a step."""
     processor: float
     """Processor seconds of a step: what else a machine does changes them less."""
+    system: float
+    """Those of them in the kernel."""
+    faults: float
+    """Pages that a step takes from the kernel, which clears them; a count, which no other work changes."""
     samples_per_second: float
     over_memory: float | None
     """Seconds over those of AdamW in memory, by pairs of turns; None where it was not measured beside it."""
@@ -129,6 +133,8 @@ def _row(records: Records, group: str, way: str) -> OffloadRow:
         rounds=len(answers_found),
         seconds=median("seconds"),
         processor=median("processor"),
+        system=median("system"),
+        faults=median("faults"),
         samples_per_second=job["rows"] / median("seconds"),
         over_memory=statistics.median(ratios) if ratios else None,
         peak_bytes=max(one["peak"] for one in answers_found),
@@ -193,9 +199,9 @@ def _steps(rows: Sequence[OffloadRow]) -> list[str]:
         mine = [row for row in rows if row.group == group]
         lines.append(f"{group}, batch of {mine[0].rows}")
         lines.append(
-            f"  {'':<28}{'s/step':>8}{'CPU s':>8}{'samples/s':>11}{'over AdamW':>12}{'peak MB':>9}"
-            f"{'anon MB':>9}{'GPU MB':>9}{'disk MB':>9}{'MB moved':>10}{'MB/s':>7}{'over bound':>12}{'redone':>8}"
-            f"{'swapped MB':>12}{'recomputed':>12}"
+            f"  {'':<28}{'s/step':>8}{'CPU s':>8}{'kernel s':>10}{'faults':>9}{'samples/s':>11}{'over AdamW':>12}"
+            f"{'peak MB':>9}{'anon MB':>9}{'GPU MB':>9}{'disk MB':>9}{'MB moved':>10}{'MB/s':>7}{'over bound':>12}"
+            f"{'redone':>8}{'swapped MB':>12}{'recomputed':>12}"
         )
         lines += [_step(row) for row in mine]
     return lines
@@ -203,7 +209,8 @@ def _steps(rows: Sequence[OffloadRow]) -> list[str]:
 
 def _step(row: OffloadRow) -> str:
     return (
-        f"  {WAYS[row.way]:<28}{row.seconds:>8.3f}{row.processor:>8.3f}{row.samples_per_second:>11.1f}"
+        f"  {WAYS[row.way]:<28}{row.seconds:>8.3f}{row.processor:>8.3f}{row.system:>10.3f}{row.faults:>9.0f}"
+        f"{row.samples_per_second:>11.1f}"
         f"{_or_dash(row.over_memory):>12}"
         f"{row.peak_bytes / 1e6:>9.0f}{row.anonymous_bytes / 1e6:>9.0f}{row.device_bytes / 1e6:>9.0f}"
         f"{row.on_disk / 1e6:>9.0f}"

@@ -38,8 +38,9 @@ from hapi.errors import UsageError
 def answer(
     seconds: float, nbytes: float = 0.0, rate: float | None = None, peak: int = 1000, swapped: float = 0.0
 ) -> dict[str, Any]:
-    return {"seconds": seconds, "processor": seconds / 2, "bytes": nbytes, "rate": rate, "waited": 0.0, "redone": 0.0,
-            "peak": peak, "anonymous": peak // 2, "on_disk": 0, "swapped": swapped, "recomputed": 0}  # fmt: skip
+    return {"seconds": seconds, "processor": seconds / 2, "system": 0.1, "faults": 12_345, "bytes": nbytes,
+            "rate": rate, "waited": 0.0, "redone": 0.0, "peak": peak, "anonymous": peak // 2, "on_disk": 0,
+            "swapped": swapped, "recomputed": 0}  # fmt: skip
 
 
 def turn(group: str, number: int, **answers: Any) -> dict[str, Any]:
@@ -96,7 +97,8 @@ def test_tables_and_figure_show_each_way(tmp_path: Path) -> None:
     rows = rows_of(records)
     assert [(row.way, row.over_memory, row.over_bound) for row in rows] == [(MEMORY, 1, None), (ACTIVE, 2, 1)]
     assert left_out(records) == ["steps/1B/I/O-bound, AdamW in memory: needs 17 GB"]
-    assert "Hapi, active" in "\n".join(table(records)) and table([]) == ["nothing was measured yet"]
+    text = "\n".join(table(records))
+    assert "Hapi, active" in text and " 12345 " in text and table([]) == ["nothing was measured yet"]
     draw(rows, [], compare(records, rows), str(tmp_path / "found.svg"))
     assert "AdamW in memory" in (tmp_path / "found.svg").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="nothing was measured"):
