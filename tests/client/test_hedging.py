@@ -220,7 +220,7 @@ class Released(BufferPool):
 
 def test_bytes_of_an_answer_that_is_not_used_are_extra() -> None:
     traffic = Traffic()
-    arrival = traffic.arrival(2)
+    arrival = traffic.arrival(2, "")
     arrival.begin()
     arrival.end(100, extra=True)
     traffic.extra(0, 1)

@@ -16,8 +16,14 @@ class Link:
     """What a pacing asks of a link's meter."""
 
     def __init__(self) -> None:
-        self.idle = 0.0
+        self.seconds = 0.0
         self.rate: float | None = None
+
+    def idle(self, width: int = 1) -> float:
+        return self.seconds
+
+    def width(self, servers: int) -> int:
+        return servers
 
     def recent(self) -> float | None:
         return self.rate
@@ -32,7 +38,7 @@ class Simulation:
         self.link.rate = rate if known else None
         learned = Learned(self.link.rate)
         link: LinkMeter = self.link  # type: ignore[assignment]
-        self.pacing = RequestPacer(lambda: int(self.arrived), link, learned, lambda: self.now)
+        self.pacing = RequestPacer(lambda: int(self.arrived), link, learned, lambda: 1, lambda: self.now)
         self.order: list[int] = []
         self.ends: list[float] = []
         self.largest = 0
@@ -70,7 +76,7 @@ class Simulation:
             self.now = until
             if worker and worker[0] <= self.now:
                 if not flows and last_payload is not None:
-                    self.link.idle += self.now - last_payload
+                    self.link.seconds += self.now - last_payload
                 flows[worker[1]] = float(self.size)
                 worker = None
             for number in [n for n, left in flows.items() if left <= 1e-6]:
@@ -117,14 +123,14 @@ def test_a_fast_link_has_as_many_under_way_as_may_be() -> None:
 
 
 def test_where_nobody_can_tell_there_is_no_pace() -> None:
-    pacing = RequestPacer(lambda: None, LinkMeter(lambda: None), Learned(1000.0))
+    pacing = RequestPacer(lambda: None, LinkMeter(lambda: None), Learned(1000.0), lambda: 1)
     for number in range(10):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1e9)
 
 
 def test_a_rate_that_is_not_known_yet() -> None:
-    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned())
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned(), lambda: 1)
     for number in range(UNKNOWN):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1000)
@@ -136,14 +142,14 @@ def test_a_rate_that_is_not_known_yet() -> None:
 def test_a_link_too_fast_to_be_seen_holds_nothing_back() -> None:
     """What it brings is there before anybody looks, so that its rate is never known."""
     learned = Learned()
-    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned)
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned, lambda: 1)
     for number in range(UNKNOWN):
         pacing.sent(number, 1000)
     pacing.done(0, 0, 1000)
     for number in range(10, 20):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1000)
-    following = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned)
+    following = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned, lambda: 1)
     for number in range(10):
         assert following.delay(0) == 0, "nor does the next pass wait for its rate"
         following.sent(number, 1000)
@@ -152,7 +158,7 @@ def test_a_link_too_fast_to_be_seen_holds_nothing_back() -> None:
 def test_what_was_expected_wrongly_is_corrected() -> None:
     arrived, link = [0], Link()
     link.rate = 1000.0
-    pacing = RequestPacer(lambda: arrived[0], link, Learned(1000.0))  # type: ignore[arg-type]
+    pacing = RequestPacer(lambda: arrived[0], link, Learned(1000.0), lambda: 1)  # type: ignore[arg-type]
     pacing.sent("a", 10)
     arrived[0] = 5000
     pacing.done("a", 0, 5000)
@@ -167,7 +173,7 @@ def test_what_was_expected_wrongly_is_corrected() -> None:
 
 def test_a_silent_server_holds_nobody_back_for_long() -> None:
     now = [0.0]
-    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned(1000.0), lambda: now[0])
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned(1000.0), lambda: 1, lambda: now[0])
     pacing.sent("silent", 500)
     assert pacing.delay(0) == pytest.approx(0.5)
     now[0] = 0.9

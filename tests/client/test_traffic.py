@@ -287,11 +287,11 @@ def test_forward_passes_are_known_by_request() -> None:
 
 def test_frames_arrive(link: Link) -> None:
     traffic = Traffic(lambda: link.arrived)
-    arrival = traffic.arrival(3)
+    arrival = traffic.arrival(3, "")
     arrival.begin()
     link.passes(0.5, 700)
     arrival.end(700)
-    refused = traffic.arrival(3)
+    refused = traffic.arrival(3, "")
     refused.end(90)  # a header that was refused: no payload began
     share = traffic.shares()[3]
     assert (share.bytes_received, share.receive_cpu_seconds) == (790, pytest.approx(0.05))

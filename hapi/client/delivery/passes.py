@@ -35,6 +35,7 @@ from hapi.client.planning.split_source import Fixed, Splits
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.soundness import check_exactly_once
+from hapi.client.transport.joint_rates import JointRates
 from hapi.client.transport.link_meter import LinkMeter
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import finish
@@ -67,6 +68,7 @@ class Passes:
         self._device = job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
         self._codecs, self._buffers, self._learned = codecs, buffers, Learned()
+        self._joint = JointRates()
         self._tried = tried
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
         self._assembly = Assembly(
@@ -99,7 +101,7 @@ class Passes:
             validation: whether these are the validation samples.
         """
         delivered: list[IntArray] = []
-        report = self.report = PassReport.over(Traffic(self._servers.received_bytes))
+        report = self.report = PassReport.over(Traffic(self._servers.received_bytes, self._joint))
         if splits.measured:
             self._meter.follow(report.traffic)
         self._keeping.begin_pass()
@@ -225,7 +227,9 @@ class Passes:
             caches=self._keeping.samples,
             keep_samples=source is None or not self._keeping.fills,
             features=source,
-            pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
+            pacing=RequestPacer(
+                self._servers.received_bytes, report.traffic.link, self._learned, lambda: self._servers.size
+            ),
             check=settings.check_features == "on",
             movable=splits.movable,
             may_open=splits.may_open,

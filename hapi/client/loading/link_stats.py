@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from hapi.client.transport.joint_rates import JointRates
 from hapi.client.transport.link_meter import LinkMeter
 from hapi.clocks import BusyClock
 from hapi.wire.report import RequestReport, ServerTier
@@ -118,9 +119,9 @@ class SplitTraffic:
 class Arrival:
     """One frame's payload on its way; made by :meth:`Traffic.arrival`. Not begun when no payload came."""
 
-    def __init__(self, traffic: Traffic, split: int) -> None:
+    def __init__(self, traffic: Traffic, split: int, server: str) -> None:
         self._traffic = traffic
-        self._split = split
+        self._split, self._server = split, server
         self._cpu = 0.0
         self.started: float | None = None
         """Time at which its payload began to arrive, in ``time.monotonic`` seconds."""
@@ -129,13 +130,13 @@ class Arrival:
         """Note that its header has arrived."""
         self.started, self._cpu = time.monotonic(), time.thread_time()
         self._traffic.network.begin()
-        self._traffic.link.begin()
+        self._traffic.link.begin(self._server)
 
     def end(self, nbytes: int, *, extra: bool = False) -> None:
         """Note that ``nbytes`` in all were read for it; ``extra`` ones of an answer that another one may replace."""
         cpu = 0.0
         if self.started is not None:
-            self._traffic.link.end(nbytes)
+            self._traffic.link.end(nbytes, self._server)
             self._traffic.network.end()
             cpu = time.thread_time() - self._cpu
         if extra:
@@ -147,12 +148,15 @@ class Arrival:
 class Traffic:
     """Counts of a pass. Thread-safe."""
 
-    def __init__(self, arrived: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(
+        self, arrived: Callable[[], int | None] = lambda: None, joint: JointRates | None = None
+    ) -> None:
+        """Count what ``arrived()`` tells; ``joint`` keeps what is learned of several servers at once."""
         self.network = BusyClock()
         """Seconds in which at least one frame's payload was arriving."""
         self.decode = BusyClock()
         """Seconds in which stored samples were decoded on this side (split 0)."""
-        self.link = LinkMeter(arrived)
+        self.link = LinkMeter(arrived, joint=joint)
         self.splits: dict[int, SplitTraffic] = {}
         self.extra_requests = self.extra_bytes = 0
         """Requests that were sent to a second server; bytes that were not used, as another server's came before."""
@@ -161,9 +165,9 @@ class Traffic:
         self._answered: deque[str] = deque(maxlen=ANSWERS_KEPT)
         self._forwards: deque[Forward] = deque(maxlen=ANSWERS_KEPT)
 
-    def arrival(self, split: int) -> Arrival:
-        """Return the measurement for the next frame of an answer at ``split``."""
-        return Arrival(self, split)
+    def arrival(self, split: int, server: str) -> Arrival:
+        """Return the measurement for the next frame of a server's answer at ``split``."""
+        return Arrival(self, split, server)
 
     @contextmanager
     def decoding(self, split: int) -> Iterator[None]:

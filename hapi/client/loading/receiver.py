@@ -129,13 +129,17 @@ class Receiver:
         Args:
             reader: of the answer.
             part: the request.
-            server: its URL, for messages.
+            server: its URL.
 
         Raises:
             WireError: the samples are not those that come next.
             Stopped: the batch is not wanted any more.
         """
-        found = self._features(reader, part, server) if part.batch.job.split else self._stored(reader, part)
+        found = (
+            self._features(reader, part, server)
+            if part.batch.job.split
+            else self._stored(reader, part, server)
+        )
         if isinstance(found, Arrived):
             part.batch.origins.append((found.rows, server))
             part.next += len(found.rows)
@@ -148,7 +152,7 @@ class Receiver:
             rows = _row_index(self._rows(header, part, batch.job.expected_tensors(len(header.ids))))
             return [tensor_bytes(batch.features[rows]), tensor_bytes(batch.labels[rows])]
 
-        header = self._next_frame(reader, part, sink)
+        header = self._next_frame(reader, part, server, sink)
         if isinstance(header, StreamEnd):
             return header
         rows = part.next_rows(len(header.ids))
@@ -157,7 +161,7 @@ class Receiver:
             check_finite(batch.features[_row_index(rows)], header.ids, what, batch.job.precision)
         return Arrived(rows, np.asarray(header.ids), None)
 
-    def _stored(self, reader: FrameReader, part: RequestSlice) -> Arrived | StreamEnd:
+    def _stored(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
@@ -165,7 +169,7 @@ class Receiver:
             received[:] = stored_buffers(header, part.batch.job)
             return [byte_view(a) for a in received]
 
-        header = self._next_frame(reader, part, sink)
+        header = self._next_frame(reader, part, server, sink)
         if isinstance(header, StreamEnd):
             return header
         samples = checked_samples(np.asarray(header.ids), *received)
@@ -209,10 +213,12 @@ class Receiver:
             batch.labels[spot] = torch.from_numpy(samples.labels)
         batch.spans.append(StageSpan("client", "decode", started, time.monotonic()))
 
-    def _next_frame(self, reader: FrameReader, part: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
+    def _next_frame(
+        self, reader: FrameReader, part: RequestSlice, server: str, sink: Any
+    ) -> FrameHeader | StreamEnd:
         """The next frame; the network's clock runs from its header's arrival to its checksum."""
         spans, asked, before = part.batch.spans, time.monotonic(), reader.bytes_read
-        arrival = self._traffic.arrival(part.batch.job.split)
+        arrival = self._traffic.arrival(part.batch.job.split, server)
 
         def timed(header: FrameHeader) -> Any:
             buffers = sink(header)

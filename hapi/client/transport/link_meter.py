@@ -1,13 +1,14 @@
-"""The rate of the link to the servers, measured on normal traffic."""
+"""The rate of the links to the servers, measured on normal traffic."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice, takewhile
 
+from hapi.client.transport.joint_rates import JointRates
 from hapi.wire.frame_reader import HEAD_BYTES
 
 RATE_SECONDS = 0.1
@@ -31,10 +32,23 @@ class LinkMeter:
     filled up meanwhile. So the rate of a stretch is that of the bytes that followed, once they are enough.
     """
 
-    def __init__(self, arrived: Callable[[], int | None], clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        arrived: Callable[[], int | None],
+        clock: Callable[[], float] | None = None,
+        joint: JointRates | None = None,
+    ) -> None:
+        """Measure ``arrived()`` by ``clock``; what is learned of servers at once outlives the meter in ``joint``."""
         self._arrived, self._clock = arrived, clock or time.monotonic
+        self._joint = joint or JointRates()
         self._lock = threading.Lock()
         self._active = 0
+        self._sending = Counter[str]()
+        """Payloads that are arriving, by server."""
+        self._at_once: dict[int, float] = {}
+        """Seconds by the number of servers whose payloads arrived."""
+        self._marked: tuple[float, int | None] = (0.0, None)
+        """Time of the last change of these servers, and the kernel's count then."""
         self._read = 0
         self._since = 0.0
         self._before: tuple[int | None, int] = (None, 0)
@@ -45,18 +59,21 @@ class LinkMeter:
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._ended: float | None = None
-        self.idle = 0.0
+        self._idle = 0.0
         """Seconds between payloads, in which none was arriving."""
 
-    def begin(self) -> None:
-        """Note that a payload begins to arrive."""
+    def begin(self, server: str = "") -> None:
+        """Note that a payload of ``server`` begins to arrive."""
         with self._lock:
+            if not self._sending[server]:
+                self._mark()
+            self._sending[server] += 1
             self._active += 1
             if self._active == 1:
                 self._open()
                 self._paused = True
                 if self._ended is not None:
-                    self.idle += self._since - self._ended
+                    self._idle += self._since - self._ended
 
     def flowing(self) -> None:
         """Note that the first bytes of a payload have arrived, and more are to come."""
@@ -65,9 +82,12 @@ class LinkMeter:
             if self._active and self._paused and self._flowing is None and kernel is not None:
                 self._flowing = (self._clock(), kernel)
 
-    def end(self, nbytes: int) -> None:
-        """Note that a payload has arrived, or never will; ``nbytes`` of it were read."""
+    def end(self, nbytes: int, server: str = "") -> None:
+        """Note that a payload of ``server`` has arrived, or never will; ``nbytes`` of it were read."""
         with self._lock:
+            if self._sending[server] == 1:
+                self._mark()
+            self._sending[server] -= 1
             self._active -= 1
             self._read += nbytes
             now = self._clock()
@@ -103,6 +123,30 @@ class LinkMeter:
         """
         with self._lock:
             return _since(self._longest, since)
+
+    def width(self, servers: int) -> int:
+        """Return how many of so many servers fill the links when their answers arrive at once."""
+        with self._lock:
+            return self._joint.width(servers)
+
+    def idle(self, width: int = 1) -> float:
+        """Seconds since the first payload in which the links of ``width`` servers were idle, each for its part."""
+        with self._lock:
+            parts = (
+                seconds * (1 - count / width) for count, seconds in self._at_once.items() if count < width
+            )
+            return self._idle + sum(parts)
+
+    def _mark(self) -> None:
+        """Account what has come since the last change of the servers whose payloads arrive."""
+        (since, before), now, kernel = self._marked, self._clock(), self._arrived()
+        self._marked = (now, kernel)
+        sending = [server for server, payloads in self._sending.items() if payloads]
+        if not sending:
+            return
+        self._at_once[len(sending)] = self._at_once.get(len(sending), 0.0) + now - since
+        if before is not None and kernel is not None:
+            self._joint.add(sending, kernel - before, now - since)
 
     def _open(self) -> None:
         self._since, self._before = self._clock(), (self._arrived(), self._read)

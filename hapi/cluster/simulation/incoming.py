@@ -1,4 +1,4 @@
-"""A trainer's side of its link in simulated time: the client's own meter and pacer, told the bytes that have come."""
+"""A trainer's side of its links in simulated time: the client's own meter and pacer, told the bytes that have come."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import simpy
 
 from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.client.transport.joint_rates import JointRates
 from hapi.client.transport.link_meter import LinkMeter
 from hapi.cluster.simulation.network import Network, Transfer
 
@@ -17,39 +18,45 @@ SHORTEST_WAIT = 1e-3
 class IncomingLink:
     """Arrivals of one trainer, and the time of its next request."""
 
-    def __init__(self, env: simpy.Environment, network: Network, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, env: simpy.Environment, network: Network, servers: int, wake: Callable[[], None]
+    ) -> None:
         """Begin the first pass.
 
         Args:
             env: simulated time.
             network: of the fleet.
+            servers: number of those that the trainer knows.
             wake: called when a request that was held back is to be considered anew.
         """
-        self._env, self._network, self._wake = env, network, wake
-        self._crossing: dict[Transfer, None] = {}
+        self._env, self._network, self._servers, self._wake = env, network, servers, wake
+        self._crossing: dict[Transfer, str] = {}
+        """Server of each one."""
         self._whole = 0.0
-        self._learned = Learned()
+        self._learned, self._joint = Learned(), JointRates()
         self._due_at, self._timer = float("inf"), 0
         self.begin_pass()
 
     def begin_pass(self) -> None:
         """Begin to measure anew; what was learned of the link stays."""
         env = self._env
-        self.meter = LinkMeter(self._arrived, lambda: env.now)
-        self.pacer = RequestPacer(self._arrived, self.meter, self._learned, lambda: env.now)
+        self.meter = LinkMeter(self._arrived, lambda: env.now, self._joint)
+        self.pacer = RequestPacer(
+            self._arrived, self.meter, self._learned, lambda: self._servers, lambda: env.now
+        )
         self._reported = 0.0
 
-    def begins(self, transfer: Transfer) -> None:
-        """Note that a frame begins to cross."""
-        self._crossing[transfer] = None
-        self.meter.begin()
+    def begins(self, transfer: Transfer, server: str) -> None:
+        """Note that a frame of ``server`` begins to cross."""
+        self._crossing[transfer] = server
+        self.meter.begin(server)
 
     def ends(self, transfer: Transfer) -> float:
         """Note that a frame has crossed, or breaks off; return its bytes that have come."""
         nbytes = self._network.crossed(transfer)
-        del self._crossing[transfer]
+        server = self._crossing.pop(transfer)
         self._whole += nbytes
-        self.meter.end(round(nbytes))
+        self.meter.end(round(nbytes), server)
         return nbytes
 
     def held_back(self, split: int) -> bool:

@@ -33,8 +33,8 @@ MAX_WAIT = 600.0
 class Reader(Protocol):
     """The trainer's side of an answer."""
 
-    def frame_begins(self, transfer: Transfer) -> None:
-        """Note that a frame begins to arrive."""
+    def frame_begins(self, transfer: Transfer, server: str) -> None:
+        """Note that a frame of ``server`` begins to arrive."""
 
     def frame_ends(self, transfer: Transfer, samples: int) -> None:
         """Take a frame that has crossed; 0 samples for one that is about to break off."""
@@ -278,7 +278,7 @@ class SimulatedServer:
         nbytes, reader = count * request.costs.wire_bytes, request.reader
         yield from self._compute("send", request, work, count * request.costs.send_seconds)
         transfer = self._network.send((*self.path, *request.path), nbytes)
-        reader.frame_begins(transfer)
+        reader.frame_begins(transfer, self.name)
         try:
             yield transfer.done
         except simpy.Interrupt:

@@ -125,7 +125,7 @@ class SimulatedTrainer:
         self._env, self._rng, self._requests = env, rng, requests
         self._tenant, self._processors, self._path = tenant, processors, path
         self._known = KnownServers(servers)
-        self._link = IncomingLink(env, network, self._send_requests)
+        self._link = IncomingLink(env, network, len(servers.servers), self._send_requests)
         self._live: deque[SimulatedBatch] = deque()
         self._slices: deque[tuple[SimulatedBatch, int]] = deque()
         self._opened = self._in_flight = 0
@@ -286,9 +286,9 @@ class SimulatedTrainer:
 
     # -- what comes in -----------------------------------------------------------------------------------
 
-    def frame_begins(self, transfer: Transfer) -> None:
-        """Note that a frame begins to cross."""
-        self._link.begins(transfer)
+    def frame_begins(self, transfer: Transfer, server: str) -> None:
+        """Note that a frame of ``server`` begins to cross."""
+        self._link.begins(transfer, server)
 
     def frame_ends(self, transfer: Transfer, batch: SimulatedBatch, samples: int) -> None:
         """Note that a frame has crossed; without ``samples`` that it breaks off."""
@@ -329,8 +329,8 @@ class _Part:
     def __post_init__(self) -> None:
         self.missing = self.samples
 
-    def frame_begins(self, transfer: Transfer) -> None:
-        self.trainer.frame_begins(transfer)
+    def frame_begins(self, transfer: Transfer, server: str) -> None:
+        self.trainer.frame_begins(transfer, server)
 
     def frame_ends(self, transfer: Transfer, samples: int) -> None:
         self.missing -= samples
