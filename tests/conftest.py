@@ -65,7 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``--dist loadfile``: a process gets the tests of a file at once, and some files together."""
     if config.getvalue("dist") != "loadfile":
         return None
-    from support.by_file import ByFile
+    from support.file_scheduler import ByFile
 
     return ByFile(config, log)
 

@@ -42,6 +42,7 @@ IMPORTS = {
     "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     "scikit-learn": "sklearn",
+    "cuda-bindings": "cuda",
 }
 """Names that are imported, where they differ from the distribution's."""
 BUILD = "import setuptools.build_meta as b, sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"

@@ -6,16 +6,15 @@ which pytest 9.2 no longer lets it, and says nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 FIRST: tuple[tuple[str, ...], ...] = (
     (
         "tests/integration/test_swift.py",
         "tests/integration/test_swift_faults.py",
         "tests/integration/test_swift_models.py",
+        "tests/integration/test_swift_removal.py",
+        "tests/integration/test_swift_script.py",
     ),
     ("tests/integration/test_planning_jobs.py",),
     ("tests/integration/test_ray_fleet.py",),
@@ -29,16 +28,10 @@ def longest_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _GROUPS.get(_file_of(item.nodeid), len(FIRST)))
 
 
-class ByFile(LoadScopeScheduling):
-    """A process gets all tests of a file, or of a group of files, at once, in the order of collection."""
-
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # by their numbers of tests
-        super().__init__(config, log)
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = _file_of(nodeid)
-        return str(_GROUPS.get(file, file))
+def group_of(nodeid: str) -> str:
+    """Name what a test of a node's id is run together with: its file, or its group of files."""
+    file = _file_of(nodeid)
+    return str(_GROUPS.get(file, file))
 
 
 def _file_of(nodeid: str) -> str:
