@@ -152,6 +152,6 @@ def cuda_memory(device: torch.device) -> CudaMemory | None:
         return None
     try:
         return CudaMemory(device, driver)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter where the driver's library is not found
         log.warning("frozen weights on %s are not shared with other processes: %s", device, error)
         return None

@@ -48,7 +48,7 @@ class BlockMemory(Protocol):
         """Take memory; OSError without it."""
 
     def open(self, file: int, nbytes: int) -> Block:
-        """Map memory that another process has taken, and close ``file``; OSError where that fails."""
+        """Map memory that another process has taken; ``file`` is the block's then, or closed with an OSError."""
 
 
 class DeviceWeights(PackedWeights[Block]):

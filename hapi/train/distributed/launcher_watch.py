@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -29,7 +30,8 @@ def stop_with_launcher(gone: Callable[[], None]) -> None:
 def _watch(parent: int, gone: Callable[[], None]) -> None:
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
-    gone()
+    with contextlib.suppress(OSError, ValueError):  # torchrun may have read this process's output
+        gone()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

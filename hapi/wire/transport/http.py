@@ -106,10 +106,9 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections, one per request under way. Thread-safe.
 
-    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond
-    that (its own silence does not count). ``stream_headers`` is asked for further headers when a request for
-    a stream is sent. ``address`` is the one of several addresses of the URL's name that is connected to, and named in
-    messages; HTTP and TLS still see the name. ``tls`` takes the place of a context that trusts ``ca_file``.
+    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond.
+    ``stream_headers`` gives further headers of a request for a stream. ``address``, of those of the URL's name, is
+    connected to and named in messages; HTTP and TLS see the name. ``tls`` takes the place of trust in ``ca_file``.
     """
 
     def __init__(
@@ -125,9 +124,8 @@ class HttpTransport:
         address: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._address = parse_url(url)
+        self._address, self._connect_to = parse_url(url), address
         self.url = url.rstrip("/") if address is None else self._address.at(address)
-        self._connect_to = address
         if ca_file is not None and self._address.scheme != "https":
             raise UsageError(
                 f"--ca-file {ca_file}: {url} is not an https:// server, so nothing would be encrypted or "

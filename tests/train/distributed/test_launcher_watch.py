@@ -17,7 +17,10 @@ RANK = """
 import os, signal, sys, time
 from hapi.train.distributed import launcher_watch
 launcher_watch.WATCH_SECONDS = launcher_watch.END_SECONDS = 0.2
-launcher_watch.stop_with_launcher(lambda: print("gone", flush=True))
+def gone():
+    print("gone", flush=True)
+    {gone}
+launcher_watch.stop_with_launcher(gone)
 signal.signal(signal.SIGTERM, lambda number, frame: print("SIGTERM", flush=True) or {after})
 print(os.getpid(), flush=True)
 while True:
@@ -26,10 +29,14 @@ while True:
 LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
-@pytest.mark.parametrize("after", ["os._exit(0)", "None"])
-def test_it_ends_when_its_parent_is_killed(after: str) -> None:
+@pytest.mark.parametrize(
+    ("gone", "after"), [("pass", "os._exit(0)"), ("pass", "None"), ("raise BrokenPipeError", "os._exit(0)")]
+)
+def test_it_ends_when_its_parent_is_killed(gone: str, after: str) -> None:
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, RANK.format(after=after)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER, RANK.format(gone=gone, after=after)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert launcher.stdout is not None
     rank = Path("/proc") / launcher.stdout.readline().strip()
