@@ -41,7 +41,7 @@ def _measure(found: Any, parts: Any, args: argparse.Namespace) -> None:
     if "fill" in parts:
         from benchmarks.keep.filling import measure_fills
 
-        measure_fills(found, args.repeats, tell)
+        measure_fills(found, args.repeats, args.fill_samples, tell)
     if "machine" in parts:
         from benchmarks.keep.one_machine import measure_machines
 
@@ -94,6 +94,7 @@ BENCHMARKS = (
             ),
             number("--cells", count(1, 100_000), "of the held grid that are replayed", "400"),
             number("--repeats", count(1, 100), "of each fill", "1"),
+            number("--fill-samples", count(16, 2000), "whose features fill the cache, 1.2 MB each", "320"),
             switch("--trial", "replay cells of another grid, on which the choice may be improved"),
             switch("--view", "measure nothing; show what FILE has"),
             results(RESULTS, "JSON lines; goes on where it was"),

@@ -35,7 +35,7 @@ GOAL = 0.10
 """Goal: the forecast is within this part of the fill."""
 FROM_PART = 0.25
 """Part that is kept when the forecast that counts is made."""
-MODEL, FREEZE, SIDE, SAMPLES = "shufflenet_v2_x0_5", 1, 224, 320
+MODEL, FREEZE, SIDE = "shufflenet_v2_x0_5", 1, 224
 SAMPLE_BYTES = 24 * 112 * 112 * 4
 """Bytes at that cut, after a layer that is quickly computed."""
 BATCH = 16
@@ -55,10 +55,9 @@ class FillRun:
     room: float = 2.0
     """Budget over the bytes of all features."""
 
-    @property
-    def budget(self) -> int:
-        """Bytes of the cache."""
-        return int(self.room * SAMPLES * SAMPLE_BYTES)
+    def budget(self, samples: int) -> int:
+        """Return the bytes of the cache for that many samples."""
+        return int(self.room * samples * SAMPLE_BYTES)
 
 
 RUNS = (
@@ -74,35 +73,40 @@ RUNS = (
 )
 
 
-def measure_fills(results: Results, repeats: int, tell: Callable[[str], None]) -> None:
-    """Measure ``repeats`` fills of each kind that ``results`` does not hold; UsageError without throttled folders."""
-    done = [record["name"] for record in of_kind(results.records, "fill")]
+def measure_fills(results: Results, repeats: int, samples: int, tell: Callable[[str], None]) -> None:
+    """Measure ``repeats`` fills with ``samples`` of each kind that ``results`` does not hold.
+
+    Raises:
+        UsageError: there are no throttled folders here.
+    """
+    fills = of_kind(results.records, "fill")
+    done = [record["name"] for record in fills if record["samples"] == samples]
     todo = [run for number in range(repeats) for run in RUNS if done.count(run.name) <= number]
     if not todo:
         return
     with ended_in_order(), tempfile.TemporaryDirectory(prefix="hapi-keep-") as name:
         folder = Path(name)
-        store = _pack(folder)
+        store = _pack(folder, samples)
         for run in todo:
             with slow_folder(folder, _DISK_BYTES) as slow, slow.like(run.disk):
-                found = _fill(run, store, slow.path / "cache")
+                found = _fill(run, samples, store, slow.path / "cache")
             shutil.rmtree(folder / "disk")
             results.add(found)
             tell(fill_line(found))
 
 
-def _pack(folder: Path) -> Path:
-    write_crops(folder / "crops", SAMPLES, SIDE)
+def _pack(folder: Path, samples: int) -> Path:
+    write_crops(folder / "crops", samples, SIDE)
     options = PackOptions(transform=TransformSpec.for_image_size(SIDE), preprocess="uint8")
     pack(open_source(str(folder / "crops")), open_store(str(folder / "store")), "photos", options)
     return folder / "store"
 
 
-def _fill(run: FillRun, store: Path, cache: Path) -> dict[str, Any]:
+def _fill(run: FillRun, samples: int, store: Path, cache: Path) -> dict[str, Any]:
     settings = {
         "store": str(store), "dataset": "photos", "model": MODEL, "weights": "random", "freeze": str(FREEZE),
         "split": "freeze", "bs": BATCH, "epochs": EPOCHS, "device": "cpu", "threads": 1, "cache": "on",
-        "cache_dir": str(cache), "cache_size": run.budget, "cache_memory": 0,
+        "cache_dir": str(cache), "cache_size": run.budget(samples), "cache_memory": 0,
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.keep.fill_program", json.dumps(settings)]
     watched = _Most(cache)
@@ -116,8 +120,8 @@ def _fill(run: FillRun, store: Path, cache: Path) -> dict[str, Any]:
         "kind": "fill",
         "name": run.name,
         "disk": asdict(run.disk),
-        "samples": SAMPLES,
-        "budget": run.budget,
+        "samples": samples,
+        "budget": run.budget(samples),
         "most_bytes": watched.bytes,
         **json.loads(done.stdout),
     }

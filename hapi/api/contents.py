@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from hapi.data.listing import DatasetSummary
 from hapi.data.listing import list_datasets as datasets_of
+from hapi.data.manifest import manifest_key
 from hapi.data.verify import verify_dataset
 from hapi.errors import NotFoundError
 from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage, Progress, VerifyReport
 from hapi.store.open import open_store, split_model_address
+from hapi.wire.references import NAME_PATTERN
 
 __all__ = ("is_model", "list_datasets", "verify")
 
@@ -71,7 +73,11 @@ def is_model(store: ObjectStore, name: str) -> bool:
         NotFoundError: it is neither, or there is no such store.
     """
     name, at, _ = name.partition("@")
-    is_dataset, found = name in store.list_names("datasets"), name in store.list_names("models")
+    # A store's listing may lack what was just written (Swift's, when a node is down): a manifest is found by its key.
+    is_dataset = name in store.list_names("datasets") or (
+        NAME_PATTERN.fullmatch(name) is not None and store.exists(manifest_key(name))
+    )
+    found = name in store.list_names("models")
     if not is_dataset and not found:
         store.ping()
         raise NotFoundError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served, until
+from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served
 from support.sharing_tools import Extracted, body_of, extracted, opened, parsed, sharing_service
 
 from hapi.errors import DataError, DeviceMemoryError, HapiError
@@ -227,24 +227,26 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
-def leader_at_its_second_batch(service: Service, known: Known) -> FrameStream:
+def leader_at_its_second_batch(service: Service, known: Known, decoding: Gate) -> FrameStream:
     """A request whose reader has taken the first COS batch and nothing since; it has claimed the second one.
 
-    Its loading thread claims some time after the first batch is sent. Another request that came before that would claim
-    these samples itself.
+    That one is held while it is loaded: were it loaded sooner, its pass would begin before the first batch is sent.
     """
+    decoding.hold = decoding.calls + 1
     stream = opened(service, known, ALL[:32])
     for _ in next(stream.frames):
         pass
-    until(lambda: service.sharing.table.under_way == 16, 60, "the claim of the second COS batch")
+    assert decoding.reached.wait(60)
+    assert service.sharing.table.under_way == 16
     return stream
 
 
 def test_a_reader_that_takes_nothing_holds_up_nobody(
-    service: Service, known: Known, alone: Callable[[list[int]], Extracted]
+    service: Service, known: Known, decoding: Gate, alone: Callable[[list[int]], Extracted]
 ) -> None:
     """Its second COS batch is loaded and not begun: whoever needs it begins it."""
-    slow = leader_at_its_second_batch(service, known)
+    slow = leader_at_its_second_batch(service, known, decoding)
+    decoding.opened.set()
     fast = extracted(service, known, ALL[:32])
     assert same(fast, alone(ALL[:32]))
     rest = body_of(slow)
@@ -256,9 +258,7 @@ def joined_while(
     service: Service, known: Known, decoding: Gate, end: Callable[[FrameStream], None]
 ) -> Extracted:
     """The answer of a request that waited for another's second COS batch, which ``end`` ended."""
-    decoding.hold = 1
-    leader = leader_at_its_second_batch(service, known)
-    assert decoding.reached.wait(60)
+    leader = leader_at_its_second_batch(service, known, decoding)
     with ThreadPoolExecutor(1) as pool:
         follower = pool.submit(extracted, service, known, ALL[:32])
         end(leader)
@@ -309,12 +309,13 @@ def test_a_leader_that_failed(
 def test_a_leader_out_of_memory(
     service: Service,
     known: Known,
+    decoding: Gate,
     monkeypatch: pytest.MonkeyPatch,
     alone: Callable[[list[int]], Extracted],
 ) -> None:
     """Its pass fails on the device, begun by the one that waits; that one has memory for its own."""
     expected, real, failed = alone(ALL[:32]), Device._forward, list[int]()
-    slow = leader_at_its_second_batch(service, known)
+    slow = leader_at_its_second_batch(service, known, decoding)
 
     def forward(device: Device, one: Any) -> Any:
         if not failed:
@@ -323,6 +324,7 @@ def test_a_leader_out_of_memory(
         return real(device, one)
 
     monkeypatch.setattr(Device, "_forward", forward)
+    decoding.opened.set()
     assert same(extracted(service, known, ALL[:32]), expected)
     with contextlib.suppress(DeviceMemoryError):  # or it computes anew, if its pass failed before it looked
         body_of(slow)
