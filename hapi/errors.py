@@ -193,6 +193,12 @@ class StoreUnavailableError(StoreError):
     slug, title = "store-unavailable", "Object store out of reach"
 
 
+class NoRoomError(StoreError):
+    """The disk of the object store, or its user's share of that disk, is full."""
+
+    slug, title = "no-room", "Object store is full"
+
+
 class DataError(HapiError):
     """Stored data that is damaged or cannot be decoded. Names dataset, shard and sample."""
 
@@ -280,6 +286,9 @@ SHORT_OF: Mapping[int, str] = {
 """System errors that pass by themselves, with the resource that is short."""
 _TEXTS = {os.strerror(number): what for number, what in SHORT_OF.items()}
 """The same shortages in the words of libraries that report no error number."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""System's errors of a disk without room, or of a user's share of it."""
 
 
 def shortage(error: BaseException) -> ShortageError | None:

@@ -79,7 +79,7 @@ class ProcessIdentity:
         return _start_of(self.pid) == self.started if _is_seen(self.pid) else None
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
 
 @lru_cache(maxsize=2)

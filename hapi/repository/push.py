@@ -292,12 +292,12 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
             used |= {place.pack for places in copies for place in places}
         needed = used | {pack.id for pack in plan.packs}
         condemned = push.needs(needed, structure)
-        avoid = condemned.packs
-        if not needed & avoid and structure not in condemned.structures and used <= pack_ids(store):
+        avoid, waits = condemned.ids.packs, condemned.has_structure(structure)
+        if not needed & avoid and not waits and used <= pack_ids(store):
             return (
                 plan  # else a collection took some between the look at their headers and the word of the need
             )
-        if structure in condemned.structures:
+        if waits:
             if spare_condemned(store):
                 avoid = frozenset()
             else:

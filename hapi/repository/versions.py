@@ -209,7 +209,11 @@ def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
 
 def read_document(store: ObjectStore, key: str) -> Mapping[str, Any]:
     """Return a JSON object of the store; :class:`DataError` when it is none."""
-    data = store.get(key)
+    return document_of(store, key, store.get(key))
+
+
+def document_of(store: ObjectStore, key: str, data: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in ``data``, which is object ``key``; :class:`DataError` when it is none."""
     try:
         document = parse_document(decompressed(data) if key.endswith(".gz") else data)
     except ValueError as error:

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.atomic import clean_partials, mark_in_use, move_to_free, partial_name, sync_folder
-from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError, shortage
+from hapi.errors import FULL, ConflictError, HapiError, NoRoomError, NotFoundError, StoreError, shortage
 from hapi.paths import user_path
 from hapi.process.read_ahead import announce, announced
 from hapi.store.base import (
@@ -29,6 +29,7 @@ from hapi.store.base import (
 )
 from hapi.store.locking.lock_objects import FolderLockObjects
 from hapi.store.locking.locks import LockObjects
+from hapi.store.locking.named_owners import remove_unused
 from hapi.store.walk import GONE, files_below
 from hapi.waiting import moved
 
@@ -36,7 +37,6 @@ _ABSENT_IN_A_ROW = 4
 """Parts of an object in a row that were not in memory, after which the others are not looked for there."""
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Linux only."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalStore(ObjectStore):
@@ -271,9 +271,9 @@ class LocalStore(ObjectStore):
             path.unlink(missing_ok=True)
         except OSError as error:
             raise self._mapped(error, key) from error
-        self._prune(path.parent)
+        self.prune(path.parent)
 
-    def _prune(self, folder: Path) -> None:
+    def prune(self, folder: Path) -> None:
         """Remove empty folders upwards, as an object store has none."""
         while folder != self.root and self.root in folder.parents:
             try:
@@ -308,9 +308,10 @@ class LocalStore(ObjectStore):
 
     def clean_temporary(self, prefix: str, *, alone: bool = True) -> None:
         """Remove the temporary files of dead writers below ``prefix``."""
-        for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
-            if clean_partials(Path(folder), alone=alone):
-                self._prune(Path(folder))
+        for name, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
+            folder = Path(name)
+            if [*clean_partials(folder, alone=alone), *remove_unused(folder)]:
+                self.prune(folder)
 
     def path_of(self, key: str) -> Path:
         """Return the path of the object of this key."""
@@ -328,8 +329,8 @@ class LocalStore(ObjectStore):
         where = f"{self.url}/{key}" if key else self.url
         if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             return NotFoundError(f"there is no object {where}")
-        if error.errno in _FULL:
-            return StoreError(
+        if error.errno in (*FULL, errno.EFBIG):
+            return NoRoomError(
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
             )
         if (short := shortage(error)) is not None:

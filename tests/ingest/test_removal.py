@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.killed_deleting import killed_deleting
+from support.killed_storing import killed_storing
 from support.stores import DyingStore, Killed
 from support.values import Values
 
@@ -172,7 +172,7 @@ def test_killed_at_any_change(store: ObjectStore, keep_old: float) -> None:
 
 
 def killed(changes: int, *arguments: str) -> int:
-    return killed_deleting("hapi.store.local:LocalStore", changes, *arguments).returncode
+    return killed_storing("delete", "", changes, *arguments)[0]
 
 
 @pytest.mark.slow

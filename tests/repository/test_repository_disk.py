@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from support.disks import small_disk
 from support.forked import ForkedProcess, environment
+from support.killed_at import killed_at
 
 from hapi.cli.main import main
 from hapi.repository.opening import open_model
@@ -80,30 +82,78 @@ def test_a_disk_that_is_full_at_any_page_of_a_push(
         assert 8 < failed < 24
 
 
+def with_garbage(store: LocalStore, folder: Path) -> None:
+    """A model, the packs of one that is gone, and a pack of which a third is needed."""
+    for name, numbers in (("kept", (1, 2)), ("gone", (2, 3)), ("large", (4, 5, 6)), ("part", (2, 5))):
+        assert main(["push", checkpoint(folder, *numbers), f"{store.url}/{name}", "--quiet"]) == 0
+    assert main(["rm", f"{store.url}/gone", f"{store.url}/large", "--yes"]) == 0
+
+
 @pytest.mark.slow
-def test_a_disk_that_is_full_in_a_collection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pages", [0, 1, 2, 4, 7])
+def test_a_collection_on_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], pages: int) -> None:
     with small_disk(tmp_path / "disk", 4096) as disk:
-        store, ended = LocalStore(disk / "store"), set()
-        for pages in range(8):
-            for name, numbers in (("kept", (1, 2)), ("gone", (2, 3))):
-                assert main(["push", checkpoint(tmp_path, *numbers), f"{store.url}/{name}", "--quiet"]) == 0
-            assert main(["rm", f"{store.url}/gone", "--yes"]) == 0
+        store = LocalStore(disk / "store")
+        with_garbage(store, tmp_path)
+        leave_free(disk, pages)
+        capsys.readouterr()
+        assert main(["gc", store.url, "--yes"]) == 0
+        check_whole(store, "kept", "part")
+        reported = capsys.readouterr().out
+        # The room of the first suffices for what is left of the second.
+        assert "1 packs of 900." in reported and "were packed anew in 300." in reported
+        assert len(store.list_keys("repository/packs")) == 2 and not list((disk / "store").rglob(".*"))
+        (disk / "ballast").unlink()
+        assert collect_packs(store) == ()
+
+
+@pytest.mark.slow
+def test_no_room_to_pack_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Smaller packs give the room for larger ones; those that have none stay, in a line."""
+    with small_disk(tmp_path / "disk", 8192) as disk:
+        store = LocalStore(disk / "store")
+        for name, first in (("a", 10), ("b", 20)):
+            numbers = range(first, first + 3 * (first // 10))
+            for model, layers in (("large", numbers), (name, numbers[: first // 10])):
+                assert main(["push", checkpoint(tmp_path, *layers), f"{store.url}/{model}", "--quiet"]) == 0
+            assert main(["rm", f"{store.url}/large", "--yes"]) == 0
+        ended = {}
+        for pages in (0, SIZE // PAGE - 8, SIZE // PAGE + 8):
             leave_free(disk, pages)
             capsys.readouterr()
-            code = main(["gc", store.url, "--yes"])
-            check_whole(store, "kept")
-            told = capsys.readouterr()
-            assert (
-                "removed 2 objects" in told.out
-                if code == 0
-                else "make room and run the same again" in told.err
-            )
-            ended.add(code)
-            (disk / "ballast").unlink()
             assert main(["gc", store.url, "--yes"]) == 0
-            check_whole(store, "kept")
-            assert len(store.list_keys("repository/packs")) == 1 and not store.exists(CONDEMNED)
-    assert ended == {0, 1}
+            check_whole(store, "a", "b")
+            ended[pages] = capsys.readouterr().out
+            (disk / "ballast").unlink()
+        none, little, enough = ended.values()
+        for line in (none, little):
+            assert "2 packs of 2.64 MiB, more than half of it dead, stay until there is room" in line
+        assert "2 packs of 2.64 MiB, more than half of it dead, were packed anew in 90" in enough
+        assert collect_packs(store) == () and not list((disk / "store").rglob(".*"))
+
+
+@pytest.mark.slow
+def test_a_collection_on_a_full_disk_is_killed_at_each_change_of_a_file(tmp_path: Path) -> None:
+    given = LocalStore(tmp_path / "given")
+    with_garbage(given, tmp_path)
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        for moment in range(1000):
+            store = LocalStore(disk / "store")
+            shutil.copytree(given.root, store.root)
+            leave_free(disk, 0)
+            code, output = killed_at(disk, moment, "gc", store.url, "--yes")
+            check_whole(store, "kept", "part")
+            assert code in (0, -signal.SIGKILL), output
+            if code:
+                assert main(["gc", store.url, "--yes"]) == 0
+                check_whole(store, "kept", "part")
+            assert len(store.list_keys("repository/packs")) == 2 and not list(store.root.rglob(".*"))
+            (disk / "ballast").unlink()
+            shutil.rmtree(store.root)
+            if not code:
+                assert moment > 10
+                return
+    raise AssertionError
 
 
 def start(*arguments: str) -> ForkedProcess:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import DyingStore, Killed
+from support.stores import DyingStore, FullStore, Killed
 
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.ingest.removal import remove_model
@@ -50,7 +50,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 class Standing:
     """A store whose user stands still before its n-th operation, while something else happens."""
 
-    def __init__(self, store: LocalStore, before: int, happens: Callable[[], None]) -> None:
+    def __init__(self, store: LocalStore | FullStore, before: int, happens: Callable[[], None]) -> None:
         self._store, self._left, self._happens = store, before, happens
         self.stood = False
 
@@ -105,7 +105,11 @@ def check_whole(store: LocalStore, *names: str) -> None:
 
 
 @NUMBERS
-def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_push_at_each_operation_of_a_collection(
+    tmp_path: Path, numbers: tuple[int, ...], full: bool
+) -> None:
+    """On a full disk, too, on which the push has found room."""
     for before in range(MOST):
         store = with_garbage(tmp_path / str(before))
         done = []
@@ -117,7 +121,7 @@ def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple
             except ConflictError:  # the collection stands still while it removes the structure
                 done.append(False)
 
-        standing = Standing(store, before, other)
+        standing = Standing(FullStore(store) if full else store, before, other)
         collect_packs(standing)  # type: ignore[arg-type]
         check_whole(store, "kept", "part", *(["new"] if any(done) else []))
         if not standing.stood:
@@ -178,11 +182,13 @@ def check_reads(opened: StoredModel) -> None:
     assert {int(tensor[0]) for _, tensor in opened.read(opened.manifest.tensors)} == {2, 7}
 
 
-def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path, full: bool) -> None:
     for changes in range(MOST):
         store = with_garbage(tmp_path / str(changes))
+        dying = DyingStore(FullStore(store) if full else store, changes)  # type: ignore[arg-type]
         try:
-            collect_packs(DyingStore(store, changes))  # type: ignore[arg-type]
+            collect_packs(dying)  # type: ignore[arg-type]
             return
         except Killed:
             try:

@@ -16,10 +16,11 @@ import pytest
 from support.lock_owners import dead, elsewhere, living_elsewhere
 from support.threads import at_once
 
-from hapi.errors import ConflictError, StoreError, UsageError
+from hapi.errors import ConflictError, NoRoomError, StoreError, UsageError
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
-from hapi.store.locking.locks import LeaseLostError, LockOwner, lease_seconds
+from hapi.store.locking.locks import LeaseLostError, LockOwner, after_key, lease_seconds
+from hapi.store.locking.named_owners import add_name
 from hapi.store.open import open_store
 
 LOCK = "d/pack.lock"
@@ -49,18 +50,68 @@ def test_a_lock_excludes_and_frees(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def broken(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
 
     store = LocalStore(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(os, call, full)
-        with pytest.raises(StoreError, match=r"d/pack\.lock: .*No space left on device; make room"):
+        patched.setattr(os, call, broken)
+        with pytest.raises(StoreError, match=r"d/pack\.lock: Input/output error"):
             store.lock(LOCK).__enter__()
     with store.lock(LOCK):
         assert store.exists(LOCK)
     with pytest.raises(OSError, match="mine"), store.lock(LOCK):
         raise OSError("mine")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def full(*arguments: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def names(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.owner"))
+
+
+def test_a_lock_on_a_full_disk_is_an_empty_file_with_its_owners_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        refused = pytest.raises(ConflictError, match=f"is being written by process {os.getpid()};")
+        with store.lock(LOCK) as lease, refused, store.lock(LOCK):
+            pass
+        with store.lock(LOCK) as lease:
+            before = (tmp_path / LOCK).stat().st_mtime_ns
+            time.sleep(0.01)  # a tick of the file system's clock
+            lease.check()
+            assert (tmp_path / LOCK).stat().st_size == 0 and (tmp_path / LOCK).stat().st_mtime_ns > before
+            (name,) = names(tmp_path)
+            assert str(os.getpid()) in name.name and store.list_keys("d") == [LOCK]
+            store.clean_temporary("")
+            assert names(tmp_path) == [name]
+        patched.setattr(Path, "hardlink_to", lambda path, target: full())
+        with pytest.raises(NoRoomError, match=r"d/pack\.lock: .*No space left on device; make room"):
+            store.lock(LOCK).__enter__()
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("leaves", ["lock", "name"])
+def test_an_owner_that_died_on_a_full_disk_is_followed_at_once(tmp_path: Path, leaves: str) -> None:
+    """Also one that followed another such; and nothing is left of them."""
+    store, owners = LocalStore(tmp_path), [dead(), dead()]
+    keys = [LOCK, after_key(LOCK, owners[0].id)]
+    for key, owner in zip(keys, owners, strict=True):
+        store.put(key, b"")
+        add_name(tmp_path / key, owner, OSError())
+        if leaves == "name":
+            (tmp_path / key).unlink()
+    began = time.monotonic()
+    with store.lock(LOCK) as lease:
+        lease.check()
+    assert time.monotonic() - began < 10
+    store.clean_temporary("")
     assert list(tmp_path.rglob("*")) == []
 
 

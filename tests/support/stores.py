@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hapi.errors import StoreError
+from hapi.errors import NoRoomError, StoreError
 from hapi.store.base import ObjectStore, ReadPart, Then, nothing
 from hapi.store.local import LocalStore
 
@@ -94,6 +94,25 @@ class DyingStore:
     def delete(self, key: str) -> None:
         self._change()
         self._store.delete(key)
+
+
+class FullStore:
+    """A store on a full disk: what it has can be removed, and empty objects be made."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put(self, key: str, data: Any) -> None:
+        if len(data):
+            raise NoRoomError(f"{key}: no room")
+        self._store.put(key, data)
+
+    def put_pieces(self, key: str, size: int, pieces: Any) -> None:
+        next(iter(pieces))
+        raise NoRoomError(f"{key}: no room for {size} bytes")
 
 
 def flip(store: ObjectStore, key: str, position: int) -> None:

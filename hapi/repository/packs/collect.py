@@ -7,22 +7,22 @@
     repack    -- packs that are mostly dead are written anew (:mod:`hapi.repository.packs.repacking`), and go likewise
 
 One collection runs at a time. What a kill leaves condemned costs pushes of the same content its bytes once more, until
-the next collection.
+the next collection. On a full disk everything but the packing takes no room.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hapi.errors import DataError, NotFoundError
+from hapi.errors import DataError, NoRoomError, NotFoundError
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
 from hapi.repository.packs.pushes import (
     COLLECTION,
     CONDEMNED,
     PUSHES,
     Needed,
+    condemn,
     needed_by_pushes,
     remove_dead_locks,
 )
@@ -64,33 +64,26 @@ def collect_packs(
         ConflictError: another collection is running.
     """
     for folder in () if dry_run else (REPOSITORY, MODELS):
-        store.clean_temporary(
-            folder, alone=False
-        )  # pushes write there; first, as the lock needs room on the disk
+        store.clean_temporary(folder, alone=False)  # pushes write there
     if not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, NAMES))) or store.exists(CONDEMNED)):
         return ()
     if dry_run:
         going = _garbage(store, clean=False)
         rewrites = _mostly_dead(store, going)
-        _tell(rewrites, "would be", note)
+        _tell(rewrites, "would be packed anew in", note)
         return (*going.values(), *(rewrite.old for rewrite in rewrites))
     with store.lock(COLLECTION) as lease:
         for folder in (NAMES, PUSHES):
             remove_dead_locks(store, folder)
-        gone = _remove_garbage(store, lease)
-        rewrites = _packed_anew(store, lease)
-        if rewrites:
-            _tell(rewrites, "were", note)
-            gone += _remove_garbage(store, lease)
-    return gone
+        return _remove_garbage(store, lease) + _packed_anew(store, lease, note)
 
 
 def _remove_garbage(store: ObjectStore, lease: Lease) -> tuple[ObjectInfo, ...]:
     going = _garbage(store, clean=True)
     if going:
-        packs = sorted(pack_id(key) for key in going if is_pack(key))
-        structures = [key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key)]
-        store.put(CONDEMNED, json.dumps({"packs": packs, "structures": structures}).encode())
+        packs = frozenset(pack_id(key) for key in going if is_pack(key))
+        others = (key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key))
+        condemn(store, Needed(packs, frozenset(others)))
         now = _garbage(store, clean=True)
         going = {key: info for key, info in going.items() if key in now}
     for key in going:
@@ -113,27 +106,49 @@ def _mostly_dead(store: ObjectStore, going: Collection[str]) -> list[Rewrite]:
     return find_rewrites(store, packs, documents, needed_by_pushes(store, clean=False).packs)
 
 
-def _packed_anew(store: ObjectStore, lease: Lease) -> list[Rewrite]:
-    rewrites = _mostly_dead(store, ())
-    if not rewrites:
-        return []
+def _packed_anew(store: ObjectStore, lease: Lease, note: Callable[[str], None]) -> tuple[ObjectInfo, ...]:
+    """Pack anew what is mostly dead, as far as there is room; return the objects that went for it."""
+    rewrites = sorted(_mostly_dead(store, ()), key=lambda rewrite: rewrite.size)
+    left, count, gone = rewrites, len(rewrites), dict[str, ObjectInfo]()
+    while left:
+        fits = _exchanged(store, left[:count], lease)
+        gone |= {info.key: info for info in _remove_garbage(store, lease)}
+        if fits:
+            left = left[count:]  # a damaged one is left for a repair
+        elif count == 1:
+            break  # nor is there room for larger ones
+        else:
+            left, count = [rewrite for rewrite in left if rewrite.old.key not in gone], 1
+    _tell([rewrite for rewrite in rewrites if rewrite.old.key in gone], "were packed anew in", note)
+    _tell(left, "stay until there is room to pack them anew in", note)
+    new = {pack_key(rewrite.id) for rewrite in rewrites}
+    return tuple(info for key, info in gone.items() if key not in new)
+
+
+def _exchanged(store: ObjectStore, rewrites: Sequence[Rewrite], lease: Lease) -> bool:
+    """Write new packs and let versions use them; return whether there was room."""
     from hapi.repository.packs.repacking import move_versions, write_pack  # brings torch
 
-    done = []
-    for rewrite in rewrites:
-        lease.check()
-        if write_pack(store, rewrite):
-            done.append(rewrite)
-    move_versions(store, _documents(store), done, lease)
-    return done
+    written, fits = [], True
+    try:
+        for rewrite in rewrites:
+            lease.check()
+            if write_pack(store, rewrite):
+                written.append(rewrite)
+    except NoRoomError:
+        fits = False
+    try:
+        move_versions(store, _documents(store), written, lease)
+    except NoRoomError:
+        fits = False
+    return fits
 
 
-def _tell(rewrites: Sequence[Rewrite], verb: str, note: Callable[[str], None]) -> None:
+def _tell(rewrites: Sequence[Rewrite], fate: str, note: Callable[[str], None]) -> None:
     if rewrites:
         before, after = sum(r.old.size for r in rewrites), sum(r.size for r in rewrites)
         note(
-            f"{len(rewrites)} packs of {format_bytes(before)}, more than half of it dead, {verb} packed anew in "
-            f"{format_bytes(after)}"
+            f"{len(rewrites)} packs of {format_bytes(before)}, more than half of it dead, {fate} {format_bytes(after)}"
         )
 
 

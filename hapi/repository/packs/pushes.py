@@ -2,26 +2,28 @@
 
     STORE/repository/pushes/ID.lock     held while the push runs
     STORE/repository/pushes/ID.json     packs and the structure that it uses or writes
-    STORE/repository/condemned.json     packs and structures that a collection is about to remove
+    STORE/repository/condemned.json     packs and structures that a collection is about to remove; empty, where there
+                                        was no room for their names: anything
     STORE/repository/gc.lock            held while the collection runs
 
 A push says first what it needs, and then looks at what is condemned. A collection says first what it condemns, and
 then looks at what is needed. So at least one of the two sees the other, whatever the order: the push stores a condemned
-pack's content again (for a structure, whose name cannot differ, it waits, unless the collection is dead), the
-collection spares what is needed. Brings no torch.
+pack's content again (for a structure, whose name cannot differ, and where anything may go, it waits, unless the
+collection is dead), the collection spares what is needed. Brings no torch.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from hapi.errors import ConflictError, DataError, HapiError, NotFoundError
+from hapi.errors import ConflictError, DataError, HapiError, NoRoomError, NotFoundError
 from hapi.repository.packs.place import PACK_PATTERN
-from hapi.repository.versions import read_document
+from hapi.repository.versions import document_of, read_document
 from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
@@ -39,6 +41,19 @@ class Needed:
     """Digests."""
 
 
+@dataclass(frozen=True)
+class Condemned:
+    """Objects that a collection is about to remove."""
+
+    ids: Needed = field(default_factory=Needed)
+    is_everything: bool = False
+    """Whether they are not known, so that any object that nothing needs may be among them."""
+
+    def has_structure(self, digest: str) -> bool:
+        """Return whether the structure of this digest may go, for which a push has to wait."""
+        return self.is_everything or digest in self.ids.structures
+
+
 class RunningPush:
     """A push that is known to collections; made by :func:`running`."""
 
@@ -47,7 +62,7 @@ class RunningPush:
         self._key = key
         self.lease = lease
 
-    def needs(self, packs: Collection[str], structure: str) -> Needed:
+    def needs(self, packs: Collection[str], structure: str) -> Condemned:
         """Say that the push needs packs of these ids, and a structure by its digest; return what is condemned."""
         needed = {"packs": sorted(packs), "structures": [structure]}
         self._store.put(self._key, json.dumps(needed).encode())
@@ -66,12 +81,22 @@ def running(store: ObjectStore) -> Iterator[RunningPush]:
                 store.delete(f"{name}.json")
 
 
-def condemned(store: ObjectStore) -> Needed:
+def condemn(store: ObjectStore, ids: Needed) -> None:
+    """Say what a collection is about to remove; on a full disk no more than that it is."""
+    document = {"packs": sorted(ids.packs), "structures": sorted(ids.structures)}
+    try:
+        store.put(CONDEMNED, json.dumps(document).encode())
+    except NoRoomError:
+        store.put(CONDEMNED, b"")
+
+
+def condemned(store: ObjectStore) -> Condemned:
     """Return what a collection is about to remove."""
     try:
-        return _ids(store, CONDEMNED)
+        data = store.get(CONDEMNED)
     except NotFoundError:
-        return Needed()
+        return Condemned()
+    return Condemned(_ids(document_of(store, CONDEMNED, data))) if data else Condemned(is_everything=True)
 
 
 def spare_condemned(store: ObjectStore) -> bool:
@@ -99,7 +124,7 @@ def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
             continue
         damage: DataError | None = None
         try:
-            ids = _ids(store, key)
+            ids = _ids(read_document(store, key))
         except NotFoundError:
             continue  # it ended since the listing, with its version written
         except DataError as error:
@@ -124,8 +149,7 @@ def remove_dead_locks(store: ObjectStore, folder: str) -> None:
             pass
 
 
-def _ids(store: ObjectStore, key: str) -> Needed:
-    document = read_document(store, key)
+def _ids(document: Mapping[str, Any]) -> Needed:
     return Needed(*(_listed(document.get(field)) for field in ("packs", "structures")))
 
 

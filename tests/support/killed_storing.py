@@ -1,0 +1,70 @@
+"""``hapi`` in a process that SIGKILL ends at its n-th change of an object store, whichever store that is.
+
+    python -m support.killed_storing CHANGE WHERE COUNT ARGUMENT...     COUNT such changes happen; the next one does not
+
+CHANGE is "put", "delete", or "piece": one of the bytes of a large object while it is written. WHERE is in its key.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hapi.cli.main import main
+from hapi.store.local import LocalStore
+from hapi.store.remote import RemoteStore
+from support.forked import ForkedProcess, environment
+
+
+def killed_storing(
+    change: str, where: str, count: int, *arguments: str, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run ``hapi`` with these arguments; return its exit code, -9 if it was killed, and what it printed.
+
+    Locks do not count.
+    """
+    process = ForkedProcess(
+        [__name__, change, where, str(count), *arguments],
+        env=environment(**(env or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output, _ = process.communicate()
+    return process.wait(), output
+
+
+def _die_at(change: str, where: str, count: int) -> None:
+    left = count
+
+    def moment(key: str) -> None:
+        nonlocal left
+        left -= where in key and "lock" not in key
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(key: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            moment(key)
+            yield piece
+
+    for store in (LocalStore, RemoteStore):
+
+        def dying(self: Any, key: str, *data: Any, real: Any = getattr(store, change, None)) -> None:
+            moment(key)
+            real(self, key, *data)
+
+        def putting(
+            self: Any, key: str, size: int, pieces: Iterable[memoryview], real: Any = store.put_pieces
+        ) -> None:
+            real(self, key, size, counted(key, pieces))
+
+        setattr(store, *(("put_pieces", putting) if change == "piece" else (change, dying)))
+
+
+if __name__ == "__main__":
+    _die_at(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    sys.exit(main(sys.argv[4:]))
