@@ -90,7 +90,7 @@ def _split(parts: Sequence[ReadPart], max_bytes: int) -> Iterator[PartSlice]:
 def fetch_all(
     parts: Sequence[ReadPart],
     fetches: Sequence[Fetch],
-    fetch: Callable[[Fetch], None],
+    fetch: Callable[[Fetch, Then], None],
     workers: Threads,
     then: Then = nothing,
 ) -> None:
@@ -99,13 +99,13 @@ def fetch_all(
     Args:
         parts: the ranges to read.
         fetches: the requests that cover them.
-        fetch: makes one, in a thread of ``workers``; a single one in the caller's.
+        fetch: makes one, in a thread of ``workers``; a single one in the caller's. It calls the function that it is
+            given with the number of each part whose last piece has come.
         workers: threads for it.
         then: called by the caller's thread with the number of each part whose last piece has come.
     """
     if len(fetches) == 1:
-        fetch(fetches[0])
-        _tell(fetches[0], then)
+        fetch(fetches[0], then)
     else:
         _side_by_side(fetches, fetch, workers, then)
     for number, part in enumerate(parts):
@@ -114,22 +114,22 @@ def fetch_all(
 
 
 def _side_by_side(
-    fetches: Sequence[Fetch], fetch: Callable[[Fetch], None], workers: Threads, then: Then
+    fetches: Sequence[Fetch], fetch: Callable[[Fetch, Then], None], workers: Threads, then: Then
 ) -> None:
     running: list[Future[None]] = []
     try:
         for one in fetches:
-            running.append(workers.submit(fetch, one))  # what was submitted must be known if the next fails
+            running.append(workers.submit(fetch, one, nothing))  # what was submitted must be known if the next fails
         for one, done in zip(fetches, running, strict=True):
             done.result()
-            _tell(one, then)
+            report(one, then)
     finally:
         # After a failure the caller's memory is given back: nobody may write there any more.
         _until_ended([fetching for fetching in running if not fetching.cancel()])
 
 
-def _tell(fetch: Fetch, then: Then) -> None:
-    """A part is there with the last of its pieces: they are fetched in their order, and waited for in it."""
+def report(fetch: Fetch, then: Then) -> None:
+    """Call ``then`` with each part whose last piece a request has brought: they are waited for in their order."""
     for part_slice in fetch.parts:
         if part_slice.last:
             then(part_slice.number)

@@ -30,7 +30,7 @@ from hapi.store.base import (
     check_prefix,
     nothing,
 )
-from hapi.store.coalesce import Fetch, coalesced, fetch_all
+from hapi.store.coalesce import Fetch, coalesced, fetch_all, report
 from hapi.store.connect import connect
 from hapi.store.error_mapping import FOREIGN, is_other_range, store_error
 from hapi.store.locking.lock_objects import StoreLockObjects
@@ -88,7 +88,7 @@ class RemoteStore(ObjectStore):
         """Fill every part; nearby ranges are fetched as one, large ones in pieces side by side."""
         fetch_all(parts, coalesced(parts), self._fetch, self._workers, then)
 
-    def _fetch(self, fetch: Fetch) -> None:
+    def _fetch(self, fetch: Fetch, then: Then) -> None:
         """Send one request. It is repeated when the wrong bytes come, since something on the way may be at
         fault.
         """
@@ -102,11 +102,13 @@ class RemoteStore(ObjectStore):
                         continue
                     raise
                 if got == fetch.stop - fetch.start:
-                    return
-        raise StoreError(
-            f"{self.url}/{fetch.key}: {got} bytes came for the range {fetch.start}..{fetch.stop}; "
-            "the object is shorter than it should be"
-        )
+                    break
+        if got < fetch.stop - fetch.start:
+            raise StoreError(
+                f"{self.url}/{fetch.key}: {got} bytes came for the range {fetch.start}..{fetch.stop}; "
+                "the object is shorter than it should be"
+            )
+        report(fetch, then)
 
     def _receive(self, fetch: Fetch) -> int:
         """Bytes that came for a fetch: each stretch is put where it belongs while the processor has it in its cache."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hapi.process.threads import Lost, Threads
 from hapi.store.base import ReadPart, Then, nothing
-from hapi.store.coalesce import Fetch, coalesced, fetch_all
+from hapi.store.coalesce import Fetch, PartSlice, coalesced, fetch_all
 from hapi.wire.transport.http import HttpTransport
 
 PARALLEL = 4
@@ -76,16 +76,26 @@ class HttpRanges:
         """End the threads."""
         self._workers.close()
 
-    def _fetch(self, fetch: Fetch) -> None:
-        self.transport.read_range(self._path_of(fetch.key), fetch.start, _places(fetch), self._headers)
+    def _fetch(self, fetch: Fetch, then: Then) -> None:
+        places = _places(fetch)
+
+        def filled(number: int) -> None:
+            part = places[number][1]
+            if part is not None and part.last:
+                then(part.number)
+
+        outs = [out for out, _ in places]
+        self.transport.read_range(self._path_of(fetch.key), fetch.start, outs, self._headers, filled)
 
 
-def _places(fetch: Fetch) -> list[memoryview]:
-    """Buffers for all bytes of a request, one after the other; those that nobody asked for have one too."""
-    at, places = fetch.start, list[memoryview]()
+def _places(fetch: Fetch) -> list[tuple[memoryview, PartSlice | None]]:
+    """Buffers for all bytes of a request, one after the other, and what each is of; those that nobody asked for have
+    one too.
+    """
+    at, places = fetch.start, list[tuple[memoryview, PartSlice | None]]()
     for part in fetch.parts:
         if part.start > at:
-            places.append(memoryview(bytearray(part.start - at)))
-        places.append(part.out)
+            places.append((memoryview(bytearray(part.start - at)), None))
+        places.append((part.out, part))
         at = part.stop
     return places

@@ -183,7 +183,12 @@ class HttpTransport:
             return result
 
     def read_range(
-        self, path: str, start: int, out: Sequence[memoryview], headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        start: int,
+        out: Sequence[memoryview],
+        headers: Mapping[str, str] | None = None,
+        then: Callable[[int], None] | None = None,
     ) -> None:
         """GET a range of bytes, received straight into buffers.
 
@@ -192,6 +197,7 @@ class HttpTransport:
             start: first byte.
             out: buffers that are filled one after the other, with all bytes from ``start`` on; at least one byte.
             headers: further headers of the request.
+            then: called with the number of each buffer once it is full, while the next bytes are on their way.
 
         Raises:
             HapiError: the error that the server sent, or :class:`TransportError`; bytes may have come into ``out``.
@@ -201,8 +207,10 @@ class HttpTransport:
         with self._exchange("GET", path, None, headers=ranged, status=206) as response:
             check_range(response, start, stop, self.url + path)
             response.guard.document()
-            for part in out:
+            for number, part in enumerate(out):
                 receive_into(response, part)
+                if then is not None:
+                    then(number)
 
     def received_bytes(self) -> int | None:
         """Return the kernel's count of bytes on all connections; None where it does not tell."""
