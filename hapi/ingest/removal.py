@@ -53,6 +53,8 @@ class Removal:
     """Bytes that stay for running jobs."""
     notes: tuple[str, ...] = field(default=())
     """Objects that stay for another reason, a line each."""
+    is_damaged: bool = False
+    """Whether something cannot be read, so that it is unknown what belongs to nothing."""
 
     @property
     def size(self) -> int:
@@ -197,7 +199,8 @@ def _collected_packs(store: ObjectStore, dry_run: bool) -> Removal:
         gone = collect_packs(store, dry_run=dry_run, note=notes.append)
         return Removal("repository", "tensors of models", gone, notes=tuple(notes))
     except (ConflictError, DataError) as error:
-        return Removal("repository", "tensors of models", notes=(*notes, str(error)))
+        damaged = isinstance(error, DataError)
+        return Removal("repository", "tensors of models", notes=(*notes, str(error)), is_damaged=damaged)
 
 
 def _delete(store: ObjectStore, found: Removal) -> None:
@@ -261,7 +264,7 @@ def _garbage(store: ObjectStore, name: str, older_than: float) -> Removal:
     try:
         known, notes = _dataset_parts(store, name, objects, older_than)
     except (DataError, BadRequestError) as error:
-        return Removal("dataset", name, notes=(f"left alone, since it is damaged: {error}",))
+        return Removal("dataset", name, notes=(f"left alone, since it is damaged: {error}",), is_damaged=True)
     going = _ordered(name, (info for info in objects if info.key not in known))
     return Removal("dataset", name, going, notes=tuple(notes))
 

@@ -15,7 +15,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -183,10 +183,16 @@ def holding(store: ObjectStore, name: str) -> Iterator[Lease]:
 
 def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    found = Tag(tag, version, _digest(store, name, version), created)
+    key = version_key(name, version)
+    document = read_document(store, key)
+    if document.get("checksum") != document_checksum(document):
+        raise DataError(f"{store.url}/{key} is damaged: its checksum does not fit; push the model again")
+    found = Tag(tag, version, str(document.get("digest")), created)
     folder = f"{model_prefix(name)}/tags/{tag}"
-    numbers = _numbers(store, folder)
-    newest = _read_tag(store, name, tag, numbers[-1]) if numbers else None
+    numbers, newest = _numbers(store, folder), None
+    if numbers:
+        with suppress(DataError):  # a damaged one is followed by a sound one
+            newest = _read_tag(store, name, tag, numbers[-1])
     if newest is not None and (newest.version, newest.digest) == (version, found.digest):
         return newest  # as a command that is repeated after a kill finds it
     text = json.dumps({"version": version, "digest": found.digest, "created": created}).encode()
@@ -207,19 +213,19 @@ def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
     return dropped
 
 
-def read_document(store: ObjectStore, key: str) -> Mapping[str, Any]:
-    """Return a JSON object of the store; :class:`DataError` when it is none."""
-    return document_of(store, key, store.get(key))
+def read_document(store: ObjectStore, key: str, remedy: str = "push the model again") -> Mapping[str, Any]:
+    """Return a JSON object of the store; :class:`DataError` with the ``remedy`` when it is none."""
+    return document_of(store, key, store.get(key), remedy)
 
 
-def document_of(store: ObjectStore, key: str, data: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in ``data``, which is object ``key``; :class:`DataError` when it is none."""
+def document_of(store: ObjectStore, key: str, data: bytes, remedy: str) -> Mapping[str, Any]:
+    """Return the JSON object in ``data``, which is object ``key``; see :func:`read_document`."""
     try:
         document = parse_document(decompressed(data) if key.endswith(".gz") else data)
     except ValueError as error:
-        raise DataError(f"{store.url}/{key} is damaged: {error}; push the model again") from error
+        raise DataError(f"{store.url}/{key} is damaged: {error}; {remedy}") from error
     if not isinstance(document, dict):
-        raise DataError(f"{store.url}/{key} is no description of a model; push the model again")
+        raise DataError(f"{store.url}/{key} is damaged: it is no JSON object; {remedy}")
     return document
 
 
@@ -255,11 +261,12 @@ def _digest(store: ObjectStore, name: str, version: int) -> str:
 
 def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
     key = f"{model_prefix(name)}/tags/{tag}/{number:0{_DIGITS}}.json"
-    document = read_document(store, key)
+    remedy = f"name a version with 'hapi tag {store.url}/{name}@VERSION {tag}'"
+    document = read_document(store, key, remedy)
     try:
         version = check_int(document.get("version"), 1, 10**_DIGITS, "version")
     except BadRequestError as error:
-        raise DataError(f"{store.url}/{key} is damaged: {error}; tag the version again") from None
+        raise DataError(f"{store.url}/{key} is damaged: {error}; {remedy}") from None
     return Tag(tag, version, str(document.get("digest")), str(document.get("created")))
 
 

@@ -119,7 +119,9 @@ def _side_by_side(
     running: list[Future[None]] = []
     try:
         for one in fetches:
-            running.append(workers.submit(fetch, one, nothing))  # what was submitted must be known if the next fails
+            running.append(
+                workers.submit(fetch, one, nothing)
+            )  # what was submitted must be known if the next fails
         for one, done in zip(fetches, running, strict=True):
             done.result()
             report(one, then)

@@ -33,16 +33,18 @@ def test_removed_with_kills(swift: Swift) -> None:
 
 
 @pytest.mark.slow
-def test_packed_anew_with_kills(
-    swift: Swift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_anew_with_kills(swift: Swift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while the new pack is uploaded, before a version is told of it, and before the old one goes."""
     for name, numbers in (("large", (1, 2, 3)), ("part", (2,))):
         file = tmp_path / f"{name}.safetensors"
         save_file({f"t{n}.weight": torch.full((TENSOR,), n, dtype=torch.uint8) for n in numbers}, file)
         hapi("push", str(file), f"{MODELS}/{name}", "--quiet", **swift.environment)
     hapi("rm", f"{MODELS}/large", "--yes", **swift.environment)
-    for change, where, count in (("piece", "/packs/", 3), ("put", "models/part", 0), ("delete", "/packs/", 0)):
+    for change, where, count in (
+        ("piece", "/packs/", 3),
+        ("put", "models/part", 0),
+        ("delete", "/packs/", 0),
+    ):
         code, output = killed_storing(change, where, count, "gc", MODELS, "--yes", env=swift.environment)
         assert code == -signal.SIGKILL, output
         assert ": sound" in hapi("verify", f"{MODELS}/part", "--quiet", **swift.environment).stdout

@@ -70,7 +70,7 @@ class Net:
     @classmethod
     def made(cls, *, deep=True): global _made; _made = cls(); return _made
 '''
-PROGRAM = '''
+PROGRAM = """
 import json, math, operator, sys
 from functools import partial
 
@@ -86,16 +86,18 @@ for configs, nodes in graphs:
     content = graph.content([digests[: node[0]] for node in nodes])
     found.append([one.hex() for one in (*graph.structure(), *content)])
 values = [
-    None, True, 0, -(10**30), 0.1 + 0.2, 1e300, 5e-324, -0.0, math.inf, math.nan, 2.5 - 1e-9j, "é\\u2028'\\"\\x00", b"\\xff\\x00'",
-    range(1, 9, 2), slice(None, -1), [1, (2.0, [])], {"b": {3, 1.5, "x"}, 1: frozenset("abc"), (1, 2): None},
+    None, True, 0, -(10**30), 0.1 + 0.2, 1e300, 5e-324, -0.0, math.inf, math.nan, 2.5 - 1e-9j, "é\\u2028'\\"\\x00",
+    b"\\xff\\x00'", range(1, 9, 2), slice(None, -1), [1, (2.0, [])], frozenset("abc"),
+    {"b": {3, 1.5, "x"}, 1: frozenset("abc"), (1, 2): None},
     users_net.Mode.LINEAR, users_net.Parts.FIRST | users_net.Parts.SECOND, users_net.Config(), users_net.Config,
-    partial(users_net.scaled, 3, by=0.5), operator.add, operator.getitem, math.sqrt, len, dict, str.join, users_net.Net(),
+    partial(users_net.scaled, 3, by=0.5), operator.add, operator.getitem, math.sqrt, len, dict,
+    str.join, users_net.Net(),
 ]
 found.append([value_text(value, {}) for value in values])
 things = (users_net.scaled, users_net.gathered, users_net.Net, users_net.Config, users_net.Mode)
 found.append([user_code(thing) for thing in things])
 print(json.dumps(found))
-'''
+"""
 WITHOUT_TORCH = '''
 import sys, types
 
@@ -108,7 +110,8 @@ class Stand(types.ModuleType):
         setattr(self, name, type(name, (), {}))
         return getattr(self, name)
 
-for name in ("torch", "torch.fx", "torch.nn", "hapi.models.tensors", "hapi.models.graph.cuts", "hapi.models.graph.segment"):
+ABSENT = ["torch", "torch.fx", "torch.nn", *map("hapi.models.{}".format, ("tensors", "graph.cuts", "graph.segment"))]
+for name in ABSENT:
     sys.modules[name] = Stand(name)
 sys.modules["torch"].fx, sys.modules["torch"].nn = sys.modules["torch.fx"], sys.modules["torch.nn"]
 '''
@@ -164,7 +167,7 @@ def test_other_versions_of_python_hash_the_same(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, (version, done.stderr)
         found[version] = json.loads(done.stdout)
-    own_digests = found.pop(sys.version_info[:2])
-    assert None not in own_digests[-1] and "" not in own_digests[-1]
-    for version, digests in found.items():
-        assert digests == own_digests, version
+    *own_digests, own_code = found.pop(sys.version_info[:2])
+    assert all(own_code)
+    for version, (*digests, code) in found.items():
+        assert digests == own_digests and code == own_code, version

@@ -103,6 +103,11 @@ def test_a_pack_that_is_half_needed_stays(store: LocalStore) -> None:
     assert not [info for info in collect_packs(store) if info.key in before] and packs(store) == before
 
 
+def test_a_small_pack_that_is_mostly_header_stays(store: LocalStore) -> None:
+    push_tensors(store, "small", [layer(9, 4)])
+    assert collect_packs(store, dry_run=True) == () == collect_packs(store)
+
+
 @pytest.mark.parametrize("damage", ["tensor", "header", "cut"])
 def test_a_damaged_pack_is_left_for_a_repair(store: LocalStore, damage: str) -> None:
     entry = open_model(store, "m").manifest.tensors["t5"]

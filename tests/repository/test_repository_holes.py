@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.stores import flip
 
+from hapi.cli.main import main
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
@@ -199,7 +200,9 @@ collect_packs(LocalStore({str(tmp_path)!r}))
     assert collect_packs(store) == () and store.exists(structure.key)
 
 
-def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(store: LocalStore) -> None:
+def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = pushed(store, "m", layer("a", ONE))
     pack = pack_id(model.manifest.packs[0])
     other = f"{(int(pack[0], 16) + 1) % 16:x}{pack[1:]}"
@@ -208,6 +211,31 @@ def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(store: Lo
     with pytest.raises(DataError, match="nothing can be removed"):
         collect_packs(store)
     assert store.exists(model.manifest.packs[0])
+    assert main(["gc", store.url, "--yes"]) == 1
+    told = capsys.readouterr().out
+    assert "nothing can be removed" in told and "removed nothing" in told
+
+
+def test_a_damaged_tag_is_named_anew(store: LocalStore) -> None:
+    pushed(store, "m", layer("a", ONE))
+    pushed(store, "m", layer("a", TWO))
+    add_tag(store, "m", "best", 1)
+    for damage in (b"", b"[]", b'{"version":"x"}'):
+        newest = store.list_keys("models/m/tags/best")[-1]
+        store.put(newest, damage)
+        with pytest.raises(DataError, match=r"name a version with 'hapi tag .*/m@VERSION best'"):
+            list_tags(store, "m")
+        add_tag(store, "m", "best", 2)
+        assert list_tags(store, "m")["best"].version == 2
+
+
+def test_a_damaged_version_gets_no_tag(store: LocalStore) -> None:
+    model = pushed(store, "m", layer("a", ONE))
+    document = json.loads(decompressed(store.get(model.manifest.key)))
+    store.put(model.manifest.key, compressed({**document, "created": "another day"}))
+    with pytest.raises(DataError, match="its checksum does not fit"):
+        add_tag(store, "m", "best", 1)
+    assert list_tags(store, "m") == {}
     remove_model(store, "m@1")
     assert model.manifest.packs[0] in [info.key for info in collect_packs(store)]
 

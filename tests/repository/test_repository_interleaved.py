@@ -105,11 +105,17 @@ def check_whole(store: LocalStore, *names: str) -> None:
 
 
 @NUMBERS
-@pytest.mark.parametrize("full", [False, True])
-def test_a_push_at_each_operation_of_a_collection(
-    tmp_path: Path, numbers: tuple[int, ...], full: bool
-) -> None:
-    """On a full disk, too, on which the push has found room."""
+def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    check_pushes(tmp_path, numbers, full=False)
+
+
+@pytest.mark.slow
+def test_a_push_at_each_operation_of_a_collection_on_a_full_disk(tmp_path: Path) -> None:
+    """The push has found room."""
+    check_pushes(tmp_path, (1, 3, 4), full=True)
+
+
+def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool) -> None:
     for before in range(MOST):
         store = with_garbage(tmp_path / str(before))
         done = []
@@ -182,7 +188,7 @@ def check_reads(opened: StoredModel) -> None:
     assert {int(tensor[0]) for _, tensor in opened.read(opened.manifest.tensors)} == {2, 7}
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path, full: bool) -> None:
     for changes in range(MOST):
         store = with_garbage(tmp_path / str(changes))

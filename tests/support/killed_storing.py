@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hapi.cli.main import main
+from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 from hapi.store.remote import RemoteStore
 from support.forked import ForkedProcess, environment
@@ -51,18 +52,20 @@ def _die_at(change: str, where: str, count: int) -> None:
             moment(key)
             yield piece
 
-    for store in (LocalStore, RemoteStore):
+    def patch(store: type[ObjectStore], name: str) -> None:
+        real = getattr(store, name)
 
-        def dying(self: Any, key: str, *data: Any, real: Any = getattr(store, change, None)) -> None:
-            moment(key)
+        def dying(self: Any, key: str, *data: Any) -> None:
+            if name == "put_pieces":
+                data = (data[0], counted(key, data[1]))
+            else:
+                moment(key)
             real(self, key, *data)
 
-        def putting(
-            self: Any, key: str, size: int, pieces: Iterable[memoryview], real: Any = store.put_pieces
-        ) -> None:
-            real(self, key, size, counted(key, pieces))
+        setattr(store, name, dying)
 
-        setattr(store, *(("put_pieces", putting) if change == "piece" else (change, dying)))
+    for store in (LocalStore, RemoteStore):
+        patch(store, "put_pieces" if change == "piece" else change)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hapi.cli.shared.common import EXIT_OK, say
+from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
 from hapi.ingest.removal import UNFINISHED_SECONDS, collect
 from hapi.store.open import open_store
@@ -25,20 +25,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each name that has such objects, then the sum."""
+    """Print a line for each name that has such objects, then the sum. Damage that hides some is a failure."""
     store = open_store(args.store)
     count = size = 0
+    code, known = EXIT_OK, True
     verb = "removed" if args.yes else "would remove"
     for found in collect(store, older_than=args.older_than, dry_run=not args.yes):
         if found.objects:
             say(f"{found.kind} {found.name}: {verb} {len(found.objects)} objects, {format_bytes(found.size)}")
         for note in found.notes:
             say(f"{found.kind} {found.name}: {note}")
+            known = False
+        if found.is_damaged:
+            code = EXIT_FAILED
         count += len(found.objects)
         size += found.size
     if not count:
-        say(f"{printable(store.url)}: every object belongs to something")
-        return EXIT_OK
+        what = "every object belongs to something" if known else f"{verb} nothing"
+        say(f"{printable(store.url)}: {what}")
+        return code
     advice = "" if args.yes else "; add --yes to do it"
     say(f"{verb} {count} objects, {format_bytes(size)}{advice}")
-    return EXIT_OK
+    return code

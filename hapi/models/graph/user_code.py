@@ -22,6 +22,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +105,14 @@ def _text(thing: Any, todo: list[Any]) -> str:
         todo += thing.__bases__
         functions = []
         for name, function in _methods(thing):
+            if _is_made(thing, function):
+                continue
             if function.__qualname__.rpartition(".")[0] == thing.__qualname__:
                 functions.append(function)
             else:  # put into the class from outside
                 todo.append(function)
                 values[f".{name}"] = f"{function.__module__}.{function.__qualname__}"
-        for name, value in vars(thing).items():
+        for name, value in () if issubclass(thing, Enum) else vars(thing).items():
             text = None if name.startswith("__") else _value_text(value)
             if text is not None:
                 values[f".{name}"] = text
@@ -118,6 +121,14 @@ def _text(thing: Any, todo: list[Any]) -> str:
         for chain in _names(node):
             _resolve(chain, scope, values, todo)
     return json.dumps([[source_form(node) for node in found], sorted(values.items())])
+
+
+def _is_made(owner: type, function: types.FunctionType) -> bool:
+    """Whether a method is not written but made from the class's source, in another way by each version of Python."""
+    if issubclass(owner, Enum) and function.__module__ == "enum":
+        return True
+    made = function.__code__.co_filename == "<string>" or function.__module__ == "dataclasses"
+    return made and hasattr(owner, "__dataclass_fields__")
 
 
 def _methods(owner: type) -> Iterator[tuple[str, types.FunctionType]]:
@@ -143,8 +154,7 @@ def _definitions(thing: Any, functions: list[types.FunctionType]) -> list[_Node]
     source = _parsed(file, "".join(linecache.getlines(file)))
     for function in functions:
         code = function.__code__
-        made = code.co_filename == "<string>" and hasattr(thing, "__dataclass_fields__")
-        if not made and _print(code) not in source.codes.get(code.co_qualname, ()):
+        if _print(code) not in source.codes.get(code.co_qualname, ()):
             raise _NoSource
     found = source.nodes.get(thing.__qualname__, [])
     if not found:
@@ -265,6 +275,8 @@ def source_form(value: Any) -> Any:
     fields = dict(ast.iter_fields(value))
     if isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False):
         fields["body"] = value.body[1:]
+    if isinstance(value, ast.JoinedStr):  # Python 3.12 ends some formats with an empty text
+        fields["values"] = [v for v in value.values if not (isinstance(v, ast.Constant) and v.value == "")]
     kept = {
         name: inner for name, inner in fields.items() if inner is not None and inner != [] and name != "kind"
     }

@@ -96,7 +96,9 @@ def condemned(store: ObjectStore) -> Condemned:
         data = store.get(CONDEMNED)
     except NotFoundError:
         return Condemned()
-    return Condemned(_ids(document_of(store, CONDEMNED, data))) if data else Condemned(is_everything=True)
+    if not data:
+        return Condemned(is_everything=True)
+    return Condemned(_ids(document_of(store, CONDEMNED, data, "run 'hapi gc' again")))
 
 
 def spare_condemned(store: ObjectStore) -> bool:
@@ -124,7 +126,7 @@ def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
             continue
         damage: DataError | None = None
         try:
-            ids = _ids(read_document(store, key))
+            ids = _ids(read_document(store, key, "wait for that push, and run 'hapi gc' again"))
         except NotFoundError:
             continue  # it ended since the listing, with its version written
         except DataError as error:

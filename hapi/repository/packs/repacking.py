@@ -30,7 +30,7 @@ from hapi.store.locking.locks import Lease
 from hapi.store.safetensors import encode_header
 
 DEAD_SHARE = 0.5
-"""Part of a pack's bytes that must be dead: rewriting the others costs less than it frees."""
+"""Part of a pack's bytes that must go: rewriting the others costs less than it frees."""
 
 
 class TensorAt(NamedTuple):
@@ -183,7 +183,8 @@ def _rewrite(old: ObjectInfo, head: bytes, live: Mapping[TensorAt, str]) -> Rewr
         Live(name, place, stop, len(header) + start, live[place])
         for (name, place, stop, _), start in zip(kept, starts, strict=True)
     ]
-    return Rewrite(old, header, tuple(live_tensors))
+    found = Rewrite(old, header, tuple(live_tensors))
+    return found if old.size - found.size > DEAD_SHARE * old.size else None  # small packs are mostly header
 
 
 def _pieces(store: ObjectStore, rewrite: Rewrite) -> Iterator[memoryview]:
