@@ -11,13 +11,15 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from queue import Full, Queue
 
 import obstore
 from obstore import exceptions
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
-from hapi.process.threads import Lost, Threads
+from hapi.process.threads import Lost, Threads, Work
 from hapi.store.base import (
     DOCUMENT_BYTES,
     Names,
@@ -49,6 +51,8 @@ meanwhile.
 """
 RANGE_TRIES = 3
 """Tries of a range when fewer bytes come than it has."""
+_LOOK_SECONDS = 0.1
+"""Time between two looks whether an upload has failed, while it takes no more pieces."""
 _MARKS = ("e_tag", "version")
 """Fields that identify one state of an object; each store compares those that it has."""
 
@@ -146,27 +150,27 @@ class RemoteStore(ObjectStore):
         if size <= UPLOAD_BYTES:
             self.put(key, b"".join(pieces))
             return
-        failed: list[BaseException] = []
-
-        def copies() -> Iterator[bytes]:
-            """Yield the pieces as memory that may be read later."""
-            try:
-                for piece in pieces:
-                    yield bytes(piece)
-            except BaseException as error:  # obstore has its own words for it
-                failed.append(error)
-                raise
-
-        chunk = max(UPLOAD_BYTES, -(-size // MOST_CHUNKS))
+        handed = _HandedOver()
+        threads = Threads(1, "hapi-upload")  # obstore cannot be called while it asks for a piece
+        upload = threads.submit(self._upload, key, handed, max(UPLOAD_BYTES, -(-size // MOST_CHUNKS)))
         try:
-            with self._mapped(key):
-                obstore.put(
-                    self._store, check_key(key), copies(), chunk_size=chunk, max_concurrency=PARALLEL_REQUESTS
-                )
-        except BaseException:
-            if failed:
-                raise failed[0] from None
+            for piece in pieces:
+                if not handed.give(bytes(piece), upload):  # memory that may be read later
+                    break
+            handed.give(None, upload)
+        except BaseException as error:
+            handed.give(error, upload)
+            wait([upload])
             raise
+        finally:
+            threads.close()
+        upload.result()
+
+    def _upload(self, key: str, pieces: Iterable[bytes], chunk: int) -> None:
+        with self._mapped(key):
+            obstore.put(
+                self._store, check_key(key), iter(pieces), chunk_size=chunk, max_concurrency=PARALLEL_REQUESTS
+            )
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Write a small object unless it exists; see :meth:`hapi.store.base.ObjectStore.put_new`.
@@ -278,3 +282,25 @@ class RemoteStore(ObjectStore):
             raise
         except FOREIGN as error:
             raise store_error(error, self.url, key, self._connection) from error
+
+
+class _HandedOver:
+    """Pieces on their way from the thread that makes them, maybe of bytes of the same store, to that of an upload."""
+
+    def __init__(self) -> None:
+        self._queue: Queue[bytes | BaseException | None] = Queue(1)
+        """None after the last piece; an error ends the upload, and no object is there."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (piece := self._queue.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+    def give(self, piece: bytes | BaseException | None, upload: Work[None]) -> bool:
+        """Hand a piece over once there is room for it; return False if the upload has failed."""
+        while not upload.done():
+            with suppress(Full):
+                self._queue.put(piece, timeout=_LOOK_SECONDS)
+                return True
+        return False

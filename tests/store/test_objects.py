@@ -11,17 +11,19 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.atomic import partial_name
 from hapi.data.listing import list_datasets
-from hapi.errors import BadRequestError, NotFoundError, StoreError, UsageError
-from hapi.store.base import ObjectStore, ReadPart, check_key
+from hapi.errors import BadRequestError, DataError, NotFoundError, StoreError, UsageError
+from hapi.store.base import ObjectStore, ReadPart, Then, check_key
 from hapi.store.coalesce import COALESCE_GAP, SLICE_BYTES, Fetch, coalesced
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store, split_address
@@ -105,12 +107,12 @@ def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pyte
     store.put("x", bytes([1]) * 1000)
     whole, began, ended = RemoteStore._fetch, [], []
 
-    def fetch(self: RemoteStore, one: Fetch) -> None:
+    def fetch(self: RemoteStore, one: Fetch, then: Then) -> None:
         began.append(one.start)
         if one.start == 0:
             raise StoreError("the store is down; start it")
         time.sleep(0.05)
-        whole(self, one)
+        whole(self, one, then)
         ended.append(one.start)
 
     monkeypatch.setattr(RemoteStore, "_fetch", fetch)
@@ -131,11 +133,11 @@ def test_whoever_presses_ctrl_c_twice_has_no_late_writers_either(monkeypatch: py
 
     began, pressed = threading.Event(), threading.Event()
 
-    def fetch(self: RemoteStore, one: Fetch) -> None:
+    def fetch(self: RemoteStore, one: Fetch, then: Then) -> None:
         began.set()
         assert pressed.wait(10)
         time.sleep(0.3)
-        whole(self, one)
+        whole(self, one, then)
         ended.append(one.start)
 
     def press() -> None:
@@ -152,6 +154,40 @@ def test_whoever_presses_ctrl_c_twice_has_no_late_writers_either(monkeypatch: py
         store.read_into("x", 0, memoryview(bytearray(80)))
     assert len(ended) == 8
     pressing.join()
+
+
+def test_pieces_may_be_read_from_the_same_store(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collection does that packs anew. What a piece raises is raised, and there is no object then."""
+    monkeypatch.setattr("hapi.store.remote.UPLOAD_BYTES", 1000)
+    content = bytes(range(256)) * 20
+    store.put("x", content)
+
+    def pieces(fails: bool) -> Iterator[memoryview]:
+        for start in range(0, len(content), 512):
+            if fails and start > 3000:
+                raise DataError("damaged")
+            yield store.read_ranges("x", [start], [start + 512])[0]
+
+    store.put_pieces("y", len(content), pieces(fails=False))
+    assert store.get("y") == content
+    with pytest.raises(DataError, match=r"^damaged$"):
+        store.put_pieces("z", len(content), pieces(fails=True))
+    assert not store.exists("z")
+
+
+def test_an_upload_that_fails_takes_no_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(store: object, path: str, pieces: Iterator[bytes], **options: object) -> None:
+        next(pieces)
+        raise obstore.exceptions.GenericError("the disk is full")
+
+    monkeypatch.setattr("hapi.store.remote.UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(obstore, "put", fail)
+    made = []
+    with pytest.raises(StoreError, match="the disk is full"):
+        memory().put_pieces(
+            "x", 10**6, (memoryview(bytes(1000)) for n in range(1000) if made.append(n) is None)
+        )
+    assert len(made) < 10
 
 
 @pytest.mark.parametrize("flag", [None, 1 << 20])
