@@ -80,6 +80,7 @@ def test_a_fine_tune_is_its_tail(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("freeze", [DEFAULT_FREEZE, pytest.param(HEAD_ALONE, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("freeze", [DEFAULT_FREEZE, HEAD_ALONE])
 def test_fifty_fine_tunes_take_one_backbone_and_their_tails(tmp_path: Path, freeze: int) -> None:
     stored(tmp_path, 50, freeze)

@@ -41,6 +41,7 @@ def test_figures_and_goals() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_small_run_goes_on_where_it_was(forked_tiers: None, tmp_path: Path) -> None:
     path, told = tmp_path / "jobs.jsonl", list[str]()
     result = measure_jobs(SMALL, Results(path, head(SMALL)), told.append)

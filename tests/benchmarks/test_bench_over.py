@@ -80,6 +80,7 @@ def test_workers_share_the_tasks_and_end_with_an_error() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_short_run_over_http(tmp_path: Path) -> None:
     settings = OverSettings(

@@ -53,6 +53,7 @@ def test_the_verdict_is_about_the_worst_row() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [

@@ -169,6 +169,7 @@ SMALL = Grid(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_small_sweep_without_a_test_bed(forked_tiers: None, tmp_path: Path) -> None:
     """Every split is measured, bytes and times fit the link's rate, and every view can be made of it."""
     results = Results(tmp_path / "sweep.jsonl", {})

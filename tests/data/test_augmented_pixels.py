@@ -170,6 +170,7 @@ print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_colours_are_the_same_on_every_processor() -> None:
     """With torch's code for any processor and for this one, and with other numbers of threads."""
     found = [

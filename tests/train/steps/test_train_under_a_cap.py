@@ -10,7 +10,7 @@ import pytest
 from support.local_job import pack_blobs
 from support.memory_cap import memory_cap, run_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 NETWORK = """
 from torch import nn
