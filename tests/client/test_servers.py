@@ -311,6 +311,19 @@ def test_errors_after_close_are_not_the_callers() -> None:
         pool.run(attempt)
 
 
+def test_what_was_broken_off_is_no_failure_of_a_server() -> None:
+    """As at the end of a pass that is left in its middle: the next one asks the server at once."""
+    pool, unwanted = make_pool(1), threading.Event()
+
+    def attempt(transport: Transport) -> None:
+        unwanted.set()
+        raise TransportError("the connection was broken")
+
+    with pytest.raises(Stopped):
+        pool.run(attempt, cancelled=unwanted.is_set)
+    assert (pool.retries, pool._servers[0].failures, pool._servers[0].well_at) == (0, 0, 0.0)
+
+
 def test_a_long_outage_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,4 @@
-"""Several servers as one: pick the healthy one that answers first or a content's provider, back off from a failing one,
-give up in the end.
+"""Several servers as one: ask a healthy one, the first to answer or a content's provider; back off from failing ones.
 
 Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
 """
@@ -184,7 +183,7 @@ class ServerPool:
         Args:
             attempt: may be called several times, and must be able to go on where it was.
             progress: when it returns something new after a failure, the time limit begins anew.
-            cancelled: asked while waiting for a server.
+            cancelled: asked while waiting for a server, and when an attempt has failed: it was broken off then.
             only: URL of the one server to ask; None for any.
             once: raise a retryable error like any other.
             provider_of: content whose servers are asked in the order of :func:`hapi.wire.rendezvous.ranking`, so that
@@ -206,8 +205,9 @@ class ServerPool:
                 else:
                     result = self._hedging.run(partial(attempt, server.transport), flight)
             except HapiError as error:
-                self._settle(server, error)
-                if self._closed.is_set():
+                unwanted = self._closed.is_set() or cancelled()  # then this side may have broken it off
+                self._settle(server, None if unwanted else error)
+                if unwanted:
                     raise Stopped from None
                 if progress() != before:
                     trouble = _Trouble(only, trouble.content, trouble.busy_first, kind)
