@@ -56,6 +56,7 @@ def reading_of(metrics: Mapping[str, Mapping[Any, float]]) -> FleetReading:
     stalled = sum(metrics.get("stalled", {}).get(replica, 0.0) * n for replica, n in jobs.items())
     return FleetReading(
         servers=len(busy),
+        asked=len(jobs),
         wait=_mean(metrics.get("wait", {})),
         stalled=stalled / sum(jobs.values()) if jobs else 0.0,
         busy=_mean(busy),

@@ -5,6 +5,8 @@ servers that they wait for, ``n / (1 - s)`` servers would let them take all. It 
 wait there: stall times expected wait is above :attr:`ScalingRule.wait_seconds`. A slow link stalls trainers too, and
 trainers that compute for long make long queues; neither alone is a reason for another server.
 
+Trainers learn of a new server late, some never: only servers that they ask count as those that are too few.
+
 Nothing is decided while servers start and for :attr:`ScalingRule.settle_seconds` after, since trainers' shares are
 means over some seconds. More servers come when the wait has lasted ``up_seconds``; fewer when slots were idle for
 ``down_seconds``, down to the largest number that was needed in them. A number that was too few is not tried again for
@@ -48,6 +50,8 @@ class FleetReading:
 
     servers: int
     """Number of them."""
+    asked: int
+    """Number of those that trainers ask."""
     wait: float
     """Stall times expected wait (``hapi_trainer_wait_seconds``), in seconds."""
     stalled: float
@@ -131,7 +135,7 @@ def _more(
     state = replace(state, short_since=since, spare_since=None)
     if now - since < rule.up_seconds:
         return current, state
-    needed = current / (1 - min(reading.stalled, MOST_STALL))
+    needed = min(current, reading.asked) / (1 - min(reading.stalled, MOST_STALL))
     return min(max(current, math.ceil(needed * (1 - ROUNDING))), rule.highest), state
 
 

@@ -49,7 +49,8 @@ def test_replicas_without_trainers_do_not_thin_out_the_stall() -> None:
         "jobs": {"a": 3.0, "b": 0.0},
     }
     reading = reading_of(metrics)
-    assert (reading.servers, reading.wait, reading.stalled, reading.busy) == (2, 0.5, 0.5, 0.75)
+    assert (reading.servers, reading.asked, reading.wait) == (2, 1, 0.5)
+    assert (reading.stalled, reading.busy) == (0.5, 0.75)
     assert not reading_of({}).whole
 
 

@@ -31,6 +31,8 @@ class Fleet:
     """Expected wait that has nothing to do with missing servers, in seconds."""
     link: float = math.inf
     """Servers' work that the trainers' link can carry."""
+    unheard: float = 0.0
+    """Seconds in which trainers do not know of a server that answers."""
     now: float = 1000.0
     stalled: float = 0.0
     state: ScalingState = field(default_factory=ScalingState)
@@ -39,17 +41,23 @@ class Fleet:
 
     @property
     def answering(self) -> int:
-        return self.servers - sum(n for at, n in self.starting if at > self.now)
+        return self._since(self.now)
+
+    def _since(self, moment: float) -> int:
+        """Servers that answer since then."""
+        return self.servers - sum(n for at, n in self.starting if at > moment)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / READ)):
             self.now += READ
-            given = min(self.demand, self.answering, self.link)
+            asked = self._since(self.now - self.unheard)
+            given = min(self.demand, asked, self.link)
             stall = 1 - given / self.demand if self.demand else 0.0
             self.stalled += (1 - math.exp(-READ / FORGETTING)) * (stall - self.stalled)
-            crowded = self.answering < min(self.demand, self.link)
+            crowded = asked < min(self.demand, self.link)
             reading = FleetReading(
                 servers=self.answering,
+                asked=asked,
                 wait=self.stalled * ((2.0 if crowded else 0.0) + self.queue),
                 stalled=self.stalled,
                 busy=min(1.0, given / self.answering),
@@ -77,6 +85,14 @@ def test_a_link_that_is_the_bottleneck_is_no_reason_either() -> None:
     fleet = Fleet(demand=10.0, link=2.5, servers=3)
     fleet.run(600)
     assert fleet.stalled > 0.7 and fleet.changes == []
+
+
+@pytest.mark.parametrize("unheard", [30.0, 1e9])
+def test_servers_that_trainers_do_not_know_are_not_added_to(unheard: float) -> None:
+    """A fleet's list is asked for now and then; trainers with a list of their own never hear of a new server."""
+    fleet = Fleet(demand=3.7, stalled=1 - 1 / 3.7, unheard=unheard)
+    fleet.run(600)
+    assert fleet.servers == 4 and len(fleet.changes) == 1
 
 
 @pytest.mark.parametrize("demand", [1.5, 2.0, 3.7, 8.0, 15.0, 23.4])
@@ -132,7 +148,7 @@ def test_it_is_never_out_of_bounds(
     rule, state, now = ScalingRule(lowest=lowest, highest=lowest + more), ScalingState(), 0.0
     for servers, wait, stalled, busy, current, passes in steps:
         now += passes
-        reading = FleetReading(servers=servers, wait=wait, stalled=stalled, busy=busy)
+        reading = FleetReading(servers=servers, asked=servers // 2, wait=wait, stalled=stalled, busy=busy)
         wanted, state = wanted_servers(rule, state, reading, current, now)
         assert rule.lowest <= wanted <= rule.highest
         if not reading.whole and rule.lowest <= current <= rule.highest:
