@@ -18,7 +18,7 @@ END_SECONDS = 60.0
 def stop_with_launcher(gone: Callable[[], None]) -> None:
     """Let this process get SIGTERM when its parent has ended, and SIGKILL if it then goes on.
 
-    A parent that ended before is not noticed here. The ranks meet at torchrun's own store, which is then gone, too.
+    A parent that ended before is not noticed here, but where the ranks meet: torchrun's own store is gone then, too.
 
     Args:
         gone: called before, in a thread of its own.

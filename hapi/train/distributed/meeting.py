@@ -21,6 +21,9 @@ from hapi.train.distributed.launch import Launch
 from hapi.wire.documents import parse_document
 
 _POLL_SECONDS = 0.02
+AGENT_SECONDS = 60.0
+"""Longest time until torchrun's own store answers. It serves before torchrun starts ranks: one that does not is gone.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,17 +71,21 @@ def _opened(launch: Launch, seconds: float) -> Any:
         raise UsageError(
             f"{where}: there is no such host; give the address of the first rank's machine"
         ) from None
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    limit = min(seconds, AGENT_SECONDS) if by_agent else seconds
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=limit)))
+        store.set_timeout(timedelta(seconds=seconds))
     except (dist.DistError, RuntimeError, OSError) as error:
         if "EADDRINUSE" in str(error):
             raise UsageError(
                 f"{where}: another process listens there, maybe another job's; give each job a port of its own "
                 "(torchrun --standalone takes a free one)"
             ) from None
+        whose = "torchrun's own store" if by_agent else "the first rank"
         raise OtherRankError(
-            f"{where}: the first rank did not answer within {seconds:.0f} s ({_first_line(error)}); check that it "
-            "runs, and its address and port"
+            f"{where}: {whose} did not answer within {limit:.0f} s ({_first_line(error)}); check that "
+            f"{'torchrun' if by_agent else 'it'} runs, and its address and port"
         ) from None
     return PrefixStore("hapi", store)
 

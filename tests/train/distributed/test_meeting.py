@@ -19,6 +19,8 @@ from hapi.train.distributed.launch import Launch, launched
 from hapi.train.distributed.meeting import Meeting, meet, numbered, silent_ranks
 from hapi.train.settings import TrainSettings
 
+AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
 
 def launch(rank: int, size: int, restarts: int = 0) -> Launch:
     return Launch(rank=rank, size=size, local_rank=rank, local_size=size, node=0, restarts=restarts)
@@ -89,6 +91,11 @@ def taken() -> Iterator[int]:
         ({"MASTER_PORT": "port"}, UsageError, "expected a port, 1 to 65535"),
         ({}, UsageError, "another process listens there, maybe another job's"),
         ({"RANK": "1", "MASTER_PORT": "1"}, OtherRankError, "the first rank did not answer within 1 s"),
+        (
+            {"MASTER_PORT": "1", AGENT: "True"},
+            OtherRankError,
+            "torchrun's own store did not answer within 1 s",
+        ),
     ],
 )
 def test_an_address_that_is_wrong(
@@ -105,13 +112,14 @@ def test_an_address_that_is_wrong(
         "MASTER_PORT": str(taken),
         **variables,
     }
+    monkeypatch.delenv(AGENT, raising=False)
     for name, value in known.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setattr(meeting, "AGENT_SECONDS", 1)
     found = launched()
     assert found is not None
     with pytest.raises(error, match=said) as caught:
-        meet(found, 1)
+        meet(found, 600 if AGENT in known else 1)
     assert "\n" not in str(caught.value)
 
 
