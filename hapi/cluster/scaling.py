@@ -8,7 +8,8 @@ trainers that compute for long make long queues; neither alone is a reason for a
 Trainers learn of a new server late, some never: only servers that they ask count as those that are too few.
 
 Nothing is decided while servers start and for :attr:`ScalingRule.settle_seconds` after, since trainers' shares are
-means over some seconds. More servers come when the wait has lasted ``up_seconds``; fewer when slots were idle for
+means over some seconds. More servers come when the wait has lasted ``up_seconds``, and up to as long again while the
+stall still grows: a mean that rises asks for too few. Fewer come when slots were idle for
 ``down_seconds``, down to the largest number that was needed in them. A number that was too few is not tried again for
 ``regret_seconds``, unless there is less than half of the work.
 """
@@ -76,6 +77,8 @@ class ScalingState:
     """Time from which on readings are of the present number."""
     short_since: float | None = None
     """Time since which trainers wait without a break."""
+    short_needed: float = 0.0
+    """Servers that were needed by the last reading then."""
     spare_since: float | None = None
     """Time since which fewer servers would do."""
     spare_needed: int = 0
@@ -131,11 +134,12 @@ def _followed(
 def _more(
     rule: ScalingRule, state: ScalingState, reading: FleetReading, current: int, now: float
 ) -> tuple[int, ScalingState]:
-    since = now if state.short_since is None else state.short_since
-    state = replace(state, short_since=since, spare_since=None)
-    if now - since < rule.up_seconds:
-        return current, state
+    since, before = (now, 0.0) if state.short_since is None else (state.short_since, state.short_needed)
     needed = min(current, reading.asked) / (1 - min(reading.stalled, MOST_STALL))
+    state = replace(state, short_since=since, short_needed=needed, spare_since=None)
+    grows = needed > before * (1 + ROUNDING)
+    if now - since < rule.up_seconds * (1 + grows):
+        return current, state
     return min(max(current, math.ceil(needed * (1 - ROUNDING))), rule.highest), state
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import DIGITS_JOB, losses, report_of, server, start_train, train, wait_for
+from support.harness import DIGITS_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
 from support.http_tools import exchange, make_store, metric
 from support.ray_fleet import listening, parent_of, running_ray
 
+import hapi
 from hapi.client.transport.fleet_list import listed_servers
 from hapi.errors import HapiError
 
@@ -24,6 +27,10 @@ JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
 )  # fmt: skip
 SETTINGS = {"cos_batch": 5, "threads": 1, "cpus": 0.1, "drain_seconds": 10, "share_memory": 0}
+
+TOKEN = "a-token-of-the-trainers"
+STEP_SECONDS, STEP_BYTES = 0.25, 20 * 64 * 8 * 8 * 4
+"""A step of the trainer that scales a fleet, and the bytes of features that it takes."""
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +110,75 @@ def test_a_killed_replica_is_replaced_under_a_job(
     os.kill(parent_of(servers[1]), signal.SIGKILL)
     wait_for(lambda: not set(before) & set(listed(proxy)) and len(listed(proxy)) == 2, 180, "another replica")
     wait_for(lambda: not Path(f"/proc/{servers[1]}").exists(), 30, "the end of a server without its replica")
+
+
+class Trainer:
+    """A training loop at a fleet's list, whose steps take as long as they are told to."""
+
+    def __init__(self, proxy: str) -> None:
+        self.step_seconds, self.batches = 0.0, 0
+        self._over, self._proxy = threading.Event(), proxy
+        self._thread = threading.Thread(target=self._train)
+
+    def __enter__(self) -> Trainer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(60)
+
+    def _train(self) -> None:
+        settings = hapi.SessionSettings(
+            server=(f"fleet+{self._proxy}",), dataset="digits", model="resnet18", weights="random", image_size=32,
+            split="maxpool", bs=20, request_size=5, cache="off", wire_codec="none",
+        )  # fmt: skip
+        epoch = 0
+        with hapi.Session.open(settings, token=TOKEN) as session:
+            while not self._over.is_set():
+                for _ in session.epoch(epoch):
+                    self.batches += 1
+                    if self._over.wait(self.step_seconds):
+                        break
+                epoch += 1
+
+
+def replicas() -> int:
+    """Replicas of the fleet, those that start and end included."""
+    from ray import serve
+
+    (states,) = (
+        deployment.replica_states
+        for name, deployment in serve.status().applications["hapi"].deployments.items()
+        if name == "HapiServer"
+    )
+    return sum(states.values())
+
+
+def seen(seconds: float, enough: Callable[[], bool] = lambda: False) -> list[int]:
+    """The numbers of replicas, second by second."""
+    found, end = [replicas()], time.monotonic() + seconds
+    while time.monotonic() < end and not enough():
+        time.sleep(1)
+        found.append(replicas())
+    return found
+
+
+@pytest.mark.long
+def test_a_fleet_grows_by_what_trainers_wait_and_only_then(proxy: str, tmp_path: Path) -> None:
+    """Servers that may send so much each: less than three of them are as fast as the trainer, a quarter of one before."""
+    rate = round(STEP_BYTES / STEP_SECONDS / 2.8)
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text(f"trainers: {{token: {TOKEN}, bytes_per_second: {rate}}}\n")
+    folder = packed_digits(tmp_path / "store", 800)
+    settings = {**SETTINGS, "store": str(folder), "tenants": str(tenants), "autoscale": True}
+    deploy(proxy, folder, 1, **{**settings, "max_replicas": 8})
+    with Trainer(proxy) as trainer:
+        trainer.step_seconds = 12 * STEP_SECONDS
+        wait_for(lambda: trainer.batches > 1, 120, "a trainer at work")
+        assert set(seen(25)) == {1}, "it is the trainer that takes long"
+        trainer.step_seconds, began = STEP_SECONDS, time.monotonic()
+        grown = seen(150, lambda: len(listed(proxy)) == 3)
+        print(f"three servers after {time.monotonic() - began:.0f} s: {grown}")
+        assert grown == sorted(grown) and grown[-1] == 3
+        assert set(seen(50)) == {3}, "no more, and no fewer"
