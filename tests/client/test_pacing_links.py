@@ -110,6 +110,21 @@ def test_over_a_shared_link_answers_come_one_after_the_other() -> None:
     assert usual <= 2, "at most times"
 
 
+def test_while_requests_wait_for_slots_one_answer_is_enough() -> None:
+    """Links of their own, but servers that have more to do than slots: more requests would wait there, too."""
+    fetching = Fetching([SIZE / 0.2] * 4, 1e12, 0.01, most=16)
+    fetching.run(80)
+    pacer, learned = fetching.incoming.pacer, fetching.incoming._learned
+    learned.lead.clear()
+    for number in range(2):
+        pacer.sent(number, SIZE)
+    assert pacer.delay(1) == 0, "four fill the links"
+    pacer.waits(0.1)
+    assert pacer.delay(1) > 0
+    pacer.waits(0.0)
+    assert pacer.delay(1) == 0
+
+
 class OneLink:
     """The rule for one link, as it was before there were several."""
 

@@ -143,6 +143,7 @@ class Fetcher:
             return 0
         answer = self._ask_for(transport, part)
         self._loading.traffic.answered(part.batch.job.split, *answer)
+        self._line.waits(answer.report.wait)
         return answer.nbytes + _HEAD_BYTES
 
     def _second(

@@ -8,7 +8,8 @@ or the trainer is the bottleneck, few bytes are outstanding, and as many request
 
 Several servers may have links of their own, or share one. The client learns how many of them fill the links together
 (:mod:`hapi.client.transport.joint_rates`). While fewer requests are under way nothing is held back, and where
-answers of fewer servers are arriving, a part of the links is idle.
+answers of fewer servers are arriving, a part of the links is idle. While requests wait for slots at servers, one answer
+counts as enough: more under way would wait there, too, and those that share a link hold their slots for longer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Learned:
     """True when an answer has come."""
     lead: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds, by split: how long a server needs depends on it."""
+    wait: float = 0.0
+    """Seconds for which the next request would wait for a slot, by the newest answer."""
 
 
 class RequestPacer:
@@ -79,7 +82,7 @@ class RequestPacer:
     def delay(self, split: int) -> float:
         """Return the seconds until the next request should be sent; 0: now."""
         arrived, under_way = self._arrived(), len(self._coming)
-        width = self._link.width(self._servers())
+        width = self._width()
         if arrived is None or self._before is None or under_way < width:
             return 0.0
         if self._learned.rate is None:
@@ -116,9 +119,17 @@ class RequestPacer:
             known.lead[split] = min(LONGEST_LEAD, known.lead[split] + idle)
         self._held = False
 
+    def waits(self, seconds: float) -> None:
+        """Note for how long the next request would wait for a slot, by a server's answer."""
+        self._learned.wait = seconds
+
+    def _width(self) -> int:
+        """Servers whose answers fill the links."""
+        return 1 if self._learned.wait > 0 else self._link.width(self._servers())
+
     def _idle(self) -> float:
         """Idle seconds of the links since the last answer's end; 0 when it is new how many servers fill them."""
-        width = self._link.width(self._servers())
+        width = self._width()
         (before, seconds), now = self._idle_before, self._link.idle(width)
         self._idle_before = (width, now)
         return now - seconds if width == before else 0.0

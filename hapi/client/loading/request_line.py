@@ -54,3 +54,9 @@ class RequestLine:
             with self._changed:
                 self._pacing.done(part, part.batch.job.split, received)
                 self._changed.notify_all()
+
+    def waits(self, seconds: float) -> None:
+        """Note for how long the next request would wait for a slot, by a server's answer."""
+        if self._pacing is not None:
+            with self._changed:
+                self._pacing.waits(seconds)

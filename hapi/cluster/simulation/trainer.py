@@ -282,6 +282,7 @@ class SimulatedTrainer:
         self._link.meter.crossed(
             nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds
         )
+        self._link.pacer.waits(report.wait)
         self.splits.answered(split, samples, nbytes, report, self.work.request_seconds + report.first)
 
     # -- what comes in -----------------------------------------------------------------------------------
