@@ -45,7 +45,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     All blocks then come from one heap, also those of threads that begin later. Nothing is done without glibc (only it
     has ``mallopt``), or if the ``environment`` (``MALLOC_...``, ``GLIBC_TUNABLES``) already configures the allocator.
     """
-    if any(name in environment for name in OWN) or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+    if _is_configured(environment):
         return False
     global _keeps_all
     _keeps_all = _set(((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _GROWTH)))
@@ -72,10 +72,27 @@ def keep_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
     return _set_blocks(_GLIBC_LARGEST, 2 * _GLIBC_LARGEST, environment)
 
 
+def keep_all_blocks(environment: Mapping[str, str] = os.environ) -> bool:
+    """Keep all freed memory, until :func:`keep_large_blocks`; return whether that works here.
+
+    It respects the same ``environment``, and leaves threads' heaps as they are. What is kept has no bound but those of
+    who calls :func:`give_back_freed_memory`.
+    """
+    if _is_configured(environment):
+        return False
+    return _set(((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER)))
+
+
 def _set_blocks(large: int, trimmed: int, environment: Mapping[str, str]) -> bool:
-    if any(name in environment for name in OWN):
+    if _is_configured(environment):
         return False
     return _set(((_MMAP_MAX, _MAPPED_BLOCKS), (_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, trimmed)))
+
+
+def _is_configured(environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in OWN) or "glibc.malloc." in environment.get(
+        "GLIBC_TUNABLES", ""
+    )
 
 
 def _set(options: Sequence[tuple[int, int]]) -> bool:

@@ -169,6 +169,11 @@ class Plan:
         return self.forward_seconds + self.backward_seconds
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of saved activations that stay on the device."""
+        return sum(layer.kept_bytes for layer in self.layers)
+
+    @property
     def swapped_bytes(self) -> int:
         """Bytes that leave the device."""
         return sum(layer.host_bytes + layer.disk_bytes for layer in self.layers)

@@ -41,10 +41,21 @@ def host_free_bytes() -> int | None:
 
 def resident_bytes() -> int:
     """Return the memory of this process that is in use; 0 where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = (PROC / "self" / "statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    return _resident_and_shared()[0]
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process that no file and no other process has; 0 where the system does not tell."""
+    resident, shared = _resident_and_shared()
+    return resident - shared
+
+
+def _resident_and_shared() -> tuple[int, int]:
+    with contextlib.suppress(OSError, ValueError):
+        _, resident, shared, *_ = (PROC / "self" / "statm").read_text(encoding="ascii").split()
+        page = os.sysconf("SC_PAGE_SIZE")
+        return int(resident) * page, int(shared) * page
+    return 0, 0
 
 
 def _left_by_groups() -> Iterator[int]:

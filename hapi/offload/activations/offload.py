@@ -7,17 +7,17 @@ import math
 import types
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hapi.allocator import give_back_large_blocks, keep_large_blocks
 from hapi.errors import UsageError
 from hapi.offload.activations.calls import recomputed, tensors_in
 from hapi.offload.activations.counters import LayerRoom
+from hapi.offload.activations.freed_memory import FreedMemory
 from hapi.offload.activations.layers import layers_of
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
 from hapi.offload.activations.reporting import planned
@@ -113,15 +113,15 @@ class ActivationOffload(BoundToModel):
         self._rooms = [LayerRoom() for _ in self._layers]
         self._steps_aside = False
         self._largest_input = self._asked_before = 0
-        self._given_back = ExitStack()
-        weakref.finalize(self, self._given_back.close)
+        self._freed = FreedMemory()
+        weakref.finalize(self, self._freed.close)
         self._handles: list[Any] = []
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def install(self) -> ActivationOffload:
         """Put the layers under this object's control; return it."""
         if self._policy == "keep" and self._traffic != StateTraffic():
-            self._give_back()  # states are elsewhere because memory is short, and gradients come and go
+            self._freed.give_back()  # states are elsewhere because memory is short, and gradients come and go
         if self._policy == "keep" or self._handles:
             return self
         self._handles = [
@@ -183,7 +183,7 @@ class ActivationOffload(BoundToModel):
             else:
                 module.forward = before
         self._replaced = []
-        self._given_back.close()
+        self._freed.close()
         if self._measure is not None:
             self._measure.watch.end()
         self._swapper.close()
@@ -206,12 +206,13 @@ class ActivationOffload(BoundToModel):
         self._swapper.exempt = frozenset(kept)
 
     def _end_pass(self, module: nn.Module, *_: object) -> None:
-        if module is not self._model:
+        if module is not self._model or not torch.is_grad_enabled():
             return
         if self._measure is not None:  # what is not needed any more and still leaves is no layer's own
             self._swapper.let_leave(0)
         elif self._plan is not None:
-            self._swapper.let_leave(sum(layer.kept_bytes for layer in self._plan.layers))
+            self._swapper.let_leave(self._plan.kept_bytes)
+        self._freed.bound()
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not self._model or not torch.is_grad_enabled():  # a copy has this hook too
@@ -229,7 +230,7 @@ class ActivationOffload(BoundToModel):
 
     def _start_measuring(self) -> None:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
-        self._give_back()
+        self._freed.give_back()
         self._measure = IterationMeasure(self._model, self._layers)
         self._measure.watch.with_bytes = self._swapper.with_bytes
         self._swapper.most_bytes = math.inf
@@ -237,11 +238,6 @@ class ActivationOffload(BoundToModel):
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
         self._rooms = [shared] * len(self._layers)
         self._steps_aside = False
-
-    def _give_back(self) -> None:
-        """Give freed large blocks back, until memory is known not to be short."""
-        if give_back_large_blocks():
-            self._given_back.callback(keep_large_blocks)
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._numbers.get(module)
@@ -367,8 +363,12 @@ class ActivationOffload(BoundToModel):
     def _apply(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._plan, self._measure = problem, plan, None
         self._steps_aside = plan.case is Case.FITS
-        if self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:
-            self._given_back.close()
+        if plan.peak_bytes * _ALLOCATOR_FACTOR > self._memory:
+            self._freed.give_back()
+        elif self._gradients.total and self._device.type == "cpu":
+            self._freed.keep(plan.peak_bytes - plan.kept_bytes)
+        elif self._steps_aside:
+            self._freed.close()
         numbers = {name: number for number, (name, _) in enumerate(self._layers)}
         for treated in plan.layers:
             number = numbers[treated.name]
