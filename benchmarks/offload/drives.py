@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from hapi.arrays import Bytes
-from hapi.offload.pieces import PIECE_ELEMENTS
 from hapi.offload.states import disk
 from hapi.offload.states.base import buffer_of
 from hapi.offload.states.drive import Drive
 from hapi.process.direct_io import aligned
+from hapi.profiler.offload_costs import PIECE_ELEMENTS
 
 READ_BYTES, WRITTEN_BYTES = 8 * PIECE_ELEMENTS, 12 * PIECE_ELEMENTS
 """Bytes of a piece with AdamW in fp32, whose masters are in memory."""

@@ -15,11 +15,7 @@ from dataclasses import dataclass, field
 from hapi.arrays import Bytes
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit, StateStore, buffer_of
-
-BUFFERS = 8
-"""Records of a drive in memory: those of a layer wait for its gradients while those of the layer before are written."""
-PENDING_BYTES = 64 << 20
-"""Backward waits while gradients that wait for their update have more bytes than this."""
+from hapi.profiler.offload_costs import BUFFERS
 
 
 @dataclass

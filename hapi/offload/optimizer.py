@@ -14,7 +14,7 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.device_staging import staging_for
-from hapi.offload.engine import BUFFERS, PENDING_BYTES, Engine, Loaded
+from hapi.offload.engine import Engine, Loaded
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.fixed import FixedOptimizer
@@ -29,6 +29,7 @@ from hapi.offload.shards import Shards
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.updates import PieceUpdate, options_of, same_options
+from hapi.profiler.offload_costs import BUFFERS, PENDING_BYTES
 
 log = logging.getLogger("hapi.offload")
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hapi.process.direct_io import aligned
+from hapi.profiler.offload_costs import PIECE_ELEMENTS
 
-PIECE_ELEMENTS = 1 << 20
-"""Most elements of a piece: with AdamW in fp32 its record has 12 MiB."""
 _FLOAT = 4
 _SEGMENT_ELEMENTS = 16
 """Segments begin at multiples of so many elements (64 bytes), as tensors of their own do."""

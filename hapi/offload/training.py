@@ -16,7 +16,6 @@ from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
 from hapi.offload.activations.offload import ActivationOffload, check_policy
-from hapi.offload.engine import BUFFERS, PENDING_BYTES
 from hapi.offload.layer_memory import GradientRoom
 from hapi.offload.loop.fixed import refuse_steps
 from hapi.offload.loop.hooks import check_not_followed
@@ -31,6 +30,7 @@ from hapi.offload.states.disk import DiskStates
 from hapi.offload.states.host import HostStates
 from hapi.offload.updates import check_optimizer, options_of, state_names
 from hapi.paths import user_path
+from hapi.profiler.offload_costs import PENDING_BYTES, OffloadedMemory, keeps_gradients
 from hapi.units import format_bytes, parse_bytes
 
 log = logging.getLogger("hapi.offload")
@@ -41,8 +41,6 @@ _MEMORY_SHARE = 0.8
 
 _LEAST_BYTES = 32 << 20
 """Activations get so much memory even where nothing is left of it."""
-_GRADIENT_SHARE = 0.75
-"""Share of the memory that parameters and gradients may take together; above it, kept gradients go to the disk."""
 
 
 def offload_training(
@@ -118,6 +116,7 @@ def offload_states(
     keep_gradients: bool | None = None,
     activations: str = "auto",
     resumes: bool = True,
+    is_short: bool = False,
 ) -> OffloadedOptimizer:
     """Put the states elsewhere, whether they fit the memory or not; see :func:`offload_training`.
 
@@ -130,11 +129,13 @@ def offload_states(
         keep_gradients: as there.
         activations: as there.
         resumes: whether a next process goes on from the files that a killed one leaves.
+        is_short: whether other things take a part of ``room``, so that gradients do not stay in it until the step.
     """
     needed = sum(_bytes_in_memory(optimizer))
     if room is None:
         room = _room(None, model) or needed
-    store, layout, small, parameters = _make(model, optimizer, folders, room, resumes)
+    in_memory = not folders or (not is_short and keeps_gradients(_gradient_bytes(optimizer), room))
+    store, layout, small, parameters = _make(model, optimizer, folders, resumes, in_memory=in_memory)
     log.info(
         "offloading: parameters, gradients and states take %s of %s memory; the states go to %s%s",
         format_bytes(needed),
@@ -142,9 +143,9 @@ def offload_states(
         _named(folders),
         _cost(folders, layout, parameters),
     )
-    is_alone = shares_of(model)[1] == 1
-    gradients = _gradient_room(parameters, is_alone)
-    left = max(_memory_left(room, parameters, layout, folders, gradients), _LEAST_BYTES + gradients.waiting)
+    taken = memory_taken(parameters, layout, is_alone=shares_of(model)[1] == 1)
+    gradients = _gradient_room(taken)
+    left = max(_memory_left(room, parameters, folders, taken), _LEAST_BYTES + gradients.waiting)
     swapped = ActivationOffload(
         model, left, folders, activations, traffic=_traffic(layout, parameters), gradients=gradients
     )
@@ -160,50 +161,51 @@ def _named(folders: Sequence[Path]) -> str:
 
 
 def _memory_left(
-    room: int,
-    parameters: Sequence[TrainedParameter],
-    layout: Layout,
-    folders: Sequence[Path],
-    gradients: GradientRoom,
+    room: int, parameters: Sequence[TrainedParameter], folders: Sequence[Path], taken: OffloadedMemory
 ) -> int:
     """Return the bytes that a pass may take; warns where the memory is too small, or nothing frees it."""
-    asked, room = room, room - _bytes_left_in_memory(parameters, layout, gradients)
-    largest = max((known.parameter.nbytes for known in parameters), default=0)
-    left = room - min(gradients.total, gradients.waiting + largest)
+    left = room - taken.total
     if left < 0:
         log.warning(
             "%s of memory does not hold the trained parameters and their buffers: it takes %s more",
-            format_bytes(asked),
+            format_bytes(room),
             format_bytes(-left),
         )
     if not folders and all(known.parameter.device.type == "cpu" for known in parameters):
         log.warning(
             "the states go to the memory that the CPU trains in, which frees none of it: a disk would"
         )
-    return room
+    return room - taken.constant
 
 
-def _gradient_room(parameters: Sequence[TrainedParameter], is_alone: bool) -> GradientRoom:
-    """Gradients that come and go within a pass; none where all stay in memory until the step."""
-    values = sum(known.parameter.nbytes for known in parameters)
-    if not is_alone or any(known.keeps_in_memory for known in parameters):
-        return GradientRoom()
-    return GradientRoom(
-        total=values, waiting=min(values, PENDING_BYTES), ahead=min(values, PENDING_BYTES // 2)
+def memory_taken(
+    parameters: Sequence[TrainedParameter], layout: Layout, *, is_alone: bool
+) -> OffloadedMemory:
+    """Return what offloaded training takes beside activations.
+
+    Args:
+        parameters: trained ones.
+        layout: of their states.
+        is_alone: whether this process trains alone; otherwise gradients are reduced before they are used.
+    """
+    sizes = [known.parameter.nbytes for known in parameters]
+    is_on_cpu = all(known.parameter.device.type == "cpu" for known in parameters)
+    return OffloadedMemory(
+        values=sum(sizes),
+        largest=max(sizes, default=0),
+        record=max((piece.nbytes for piece in layout.pieces), default=0) if is_on_cpu else 0,
+        drives=len(layout.slot_bytes),
+        keeps_gradients=not is_alone or any(known.keeps_in_memory for known in parameters),
     )
 
 
-def _bytes_left_in_memory(
-    parameters: Sequence[TrainedParameter], layout: Layout, gradients: GradientRoom
-) -> int:
-    """Bytes that offloaded training keeps in memory all the time; ``gradients`` are those that come and go."""
-    values = sum(known.parameter.nbytes for known in parameters)
-    kept = 0 if gradients.total else values
-    if any(known.parameter.device.type != "cpu" for known in parameters):
-        return values + kept  # an update is computed beside the device
-    record = max((piece.nbytes for piece in layout.pieces), default=0)
-    own = record  # what an update makes, and gradients of a piece that is not complete
-    return values + kept + BUFFERS * record * len(layout.slot_bytes) + own
+def _gradient_room(taken: OffloadedMemory) -> GradientRoom:
+    """Gradients that come and go within a pass; none where all stay in memory until the step."""
+    if taken.keeps_gradients:
+        return GradientRoom()
+    return GradientRoom(
+        total=taken.values, waiting=taken.waiting, ahead=min(taken.waiting, PENDING_BYTES // 2)
+    )
 
 
 def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTraffic:
@@ -268,14 +270,21 @@ def _bytes_in_memory(optimizer: torch.optim.Optimizer) -> Iterator[int]:
         yield 2 * parameter.nbytes + 4 * parameter.numel() * (columns[group] + masters)
 
 
+def _gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(parameter.nbytes for _, parameter in _in_groups(optimizer))
+
+
 def _make(
-    model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequence[Path], room: int, resumes: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    folders: Sequence[Path],
+    resumes: bool,
+    *,
+    in_memory: bool,
 ) -> tuple[StateStore, Layout, SmallState, list[TrainedParameter]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     kind = type(optimizer)
     kept = [state_names(kind, options_of(group)) for group in optimizer.param_groups]
-    gradient_bytes = sum(parameter.nbytes for _, parameter in _in_groups(optimizer))
-    in_memory = 2 * gradient_bytes <= _GRADIENT_SHARE * room if folders else True
     parameters: list[TrainedParameter] = []
     at = 0
     for number, (group, parameter) in enumerate(_in_groups(optimizer)):
@@ -306,7 +315,7 @@ def _make(
             folders,
             layout,
             parameters=len(parameters),
-            gradient_bytes=0 if in_memory else gradient_bytes,
+            gradient_bytes=0 if in_memory else _gradient_bytes(optimizer),
             extra_bytes=small.nbytes,
             signature=_signature(kind, parameters, small, ranks),
             resumes=resumes,

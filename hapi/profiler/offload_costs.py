@@ -18,15 +18,53 @@ STATES = {"sgd": 0, "sgd with momentum": 1, "adam": 2, "adamw": 2}
 """Tensors that an optimiser keeps for each parameter, in fp32."""
 SMALL_SHARE = 0.1
 """Share of the memory below which it is not the trained part that does not fit."""
-RECORD_BYTES = 12 << 20
-"""Bytes of a piece's states and master weights."""
-BUFFER_BYTES = 8 * RECORD_BYTES
-"""Bytes of the buffers of each drive."""
+PIECE_ELEMENTS = 1 << 20
+"""Most elements of a piece, which is read, computed and written at once: with AdamW in fp32 its record has 12 MiB."""
+BUFFERS = 8
+"""Records of a drive in memory: those of a layer wait for its gradients while those of the layer before are written."""
 PENDING_BYTES = 64 << 20
-"""Most bytes of gradients on their way when backward makes another one."""
+"""Backward waits while gradients that wait for their update have more bytes than this."""
+GRADIENT_SHARE = 0.75
+"""Share of the memory that parameters and gradients may take together; above it, kept gradients go to the disk."""
 WORTHWHILE = 0.95
 """Share of an epoch's seconds below which states that would fit the memory go to a disk: prices are estimates."""
 _FP32 = 4
+
+
+def keeps_gradients(gradient_bytes: int, room: int) -> bool:
+    """Return whether gradients stay in ``room`` bytes of memory until the step, although states are on a disk."""
+    return 2 * gradient_bytes <= GRADIENT_SHARE * room
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadedMemory:
+    """Bytes in memory of a training whose states are elsewhere, beside its activations: priced and trained by it."""
+
+    values: int
+    """Bytes of the trained parameters; their gradients take as many."""
+    largest: int
+    """Bytes of the largest parameter."""
+    record: int
+    """Bytes of the largest piece's states and master weights; 0 where updates are computed beside a device."""
+    drives: int
+    keeps_gradients: bool
+    """Whether all gradients stay until the step."""
+
+    @property
+    def constant(self) -> int:
+        """Bytes that are there all the time: parameters, gradients that stay, buffers, and an update's own."""
+        gradients = self.values if self.keeps_gradients else 0
+        return self.values + gradients + (BUFFERS * self.drives + 1) * self.record
+
+    @property
+    def waiting(self) -> int:
+        """Most bytes of gradients that wait for their update while backward makes another one."""
+        return 0 if self.keeps_gradients else min(self.values, PENDING_BYTES)
+
+    @property
+    def total(self) -> int:
+        """Most bytes of all, the gradient that backward makes included."""
+        return self.constant + (0 if self.keeps_gradients else min(self.values, self.waiting + self.largest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +81,10 @@ class OffloadCosts:
     """Drives between which the states are striped."""
     largest: int = 0
     """Number of parameters in the largest tensor."""
+    keeps_gradients: bool = False
+    """Whether all gradients stay in memory until the step."""
+    is_on_cpu: bool = True
+    """Whether updates are computed in the memory that is trained in, and not beside a device."""
 
     @property
     def parameter_bytes(self) -> int:
@@ -61,10 +103,15 @@ class OffloadCosts:
 
     @property
     def memory_with(self) -> int:
-        """Bytes in memory with offloading: parameters, gradients on their way, buffers."""
-        largest = self.largest * (2 if self.half else _FP32)
-        gradients = min(self.parameter_bytes, PENDING_BYTES + largest)
-        return self.parameter_bytes + gradients + BUFFER_BYTES * self.drives + RECORD_BYTES
+        """Bytes in memory with offloading: parameters, gradients on their way or all of them, buffers."""
+        record = _FP32 * min(self.parameters, PIECE_ELEMENTS) * (self.states + 1)
+        return OffloadedMemory(
+            values=self.parameter_bytes,
+            largest=self.largest * (2 if self.half else _FP32),
+            record=record if self.is_on_cpu else 0,
+            drives=self.drives,
+            keeps_gradients=self.keeps_gradients,
+        ).total
 
     @property
     def saved(self) -> int:
@@ -205,7 +252,7 @@ class OffloadPrice:
 
 
 def choose_offload(
-    profile: Profile, job: Job, terms: OffloadTerms, split: int | None = None
+    profile: Profile, job: Job, terms: OffloadTerms, split: int | None = None, *, is_short: bool = False
 ) -> OffloadChoice:
     """Choose the place of a training's states, as a run and ``hapi plan`` do.
 
@@ -214,6 +261,7 @@ def choose_offload(
         job: the training, with its bound on memory.
         terms: what the user asks for.
         split: the only one; None for all.
+        is_short: whether memory is short for another reason than that no split fits it.
     """
     trained = profile.layers[profile.last_split :]
     costs = OffloadCosts(
@@ -221,8 +269,10 @@ def choose_offload(
         states=terms.states,
         drives=terms.drives,
         largest=max((layer.parameter_bytes for layer in trained), default=0) // 4,
+        keeps_gradients=terms.wanted == "host" or profile.ranks > 1,
+        is_on_cpu=profile.client_tier.device == "cpu",
     )
-    frees_memory = terms.wanted != "host" or profile.client_tier.device != "cpu"
+    frees_memory = terms.wanted != "host" or not costs.is_on_cpu
     freed = costs.saved if frees_memory else 0
     splits = range(profile.last_split + 1) if split is None else (split,)
     is_needed = (
@@ -235,13 +285,19 @@ def choose_offload(
     where: StatesPlace = "disk" if is_needed else "off"
     if terms.wanted != "auto":
         where = terms.wanted
+    if where == "disk" and not (is_needed or is_short) and _has_room_for_gradients(costs, job):
+        costs = replace(costs, keeps_gradients=True)
     return OffloadChoice(
         where=where,
         is_needed=is_needed,
-        freed=0 if where == "off" else freed,
+        freed=costs.saved if frees_memory and where != "off" else 0,
         costs=costs,
         fitting_freeze=_fitting_freeze(profile, job, split) if is_needed else None,
     )
+
+
+def _has_room_for_gradients(costs: OffloadCosts, job: Job) -> bool:
+    return job.memory_bytes is None or keeps_gradients(costs.parameter_bytes, job.memory_bytes)
 
 
 def price_offload(
@@ -260,7 +316,9 @@ def price_offload(
     unfit = [split for split in splits if not _fits(profile, job, (split,))]
     if terms.wanted == "off" or (choice.where == "off" and not unfit):
         return PricedOffload(choice=choice, price=None, in_memory=profile, elsewhere=profile)
-    asked = choice if choice.where != "off" else choose_offload(profile, job, replace(terms, wanted="disk"))
+    asked = choice
+    if choice.where == "off":
+        asked = choose_offload(profile, job, replace(terms, wanted="disk"), is_short=True)
     price = None
     read, write = rates() if asked.where == "disk" and asked.costs.parameters else (0.0, 0.0)
     if read and write:

@@ -20,7 +20,8 @@ from torch import nn
 from hapi.offload import optimizer as optimizers
 from hapi.offload import training
 from hapi.offload.activations.offload import ActivationOffload
-from hapi.offload.engine import BUFFERS
+from hapi.profiler import offload_costs
+from hapi.profiler.offload_costs import BUFFERS
 
 
 def gpt() -> tuple[nn.Module, torch.Tensor]:
@@ -157,7 +158,7 @@ def test_states_on_a_disk_take_what_is_predicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A gradient is in memory whole, and once; its states and their update never are."""
-    for module in (training, optimizers):
+    for module in (offload_costs, training, optimizers):
         monkeypatch.setattr(module, "PENDING_BYTES", waiting)
     monkeypatch.setattr(offload_loops, "PIECE_ELEMENTS", 1 << 14)
     model, batch = make()
@@ -176,8 +177,7 @@ def test_states_on_a_disk_take_what_is_predicted(
             window()
         with LiveTensors(*owned(model, batch)) as seen:
             window()
-        room = training._gradient_room(optimizer._parameters, True)
-        fixed = training._bytes_left_in_memory(optimizer._parameters, optimizer._layout, room)
+        fixed = training.memory_taken(optimizer._parameters, optimizer._layout, is_alone=True).constant
         predicted = fixed + optimizer.report()["activations"]["predicted_peak_bytes"]
         records = (BUFFERS - 1) * max(piece.nbytes for piece in optimizer._layout.pieces)  # one is seen
         assert optimizer.report()["speculated_pieces"]

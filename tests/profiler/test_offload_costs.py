@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.profiler_tools import MIB, heavy
 from torch import nn
 
-from hapi.offload.engine import BUFFERS
-from hapi.offload.engine import PENDING_BYTES as ENGINE_PENDING_BYTES
-from hapi.offload.pieces import PIECE_ELEMENTS
+from hapi.offload.parameters import TrainedParameter
+from hapi.offload.pieces import plan_pieces
+from hapi.offload.training import memory_taken
 from hapi.profiler.cost import memory
 from hapi.profiler.offload_costs import (
-    BUFFER_BYTES,
-    PENDING_BYTES,
-    RECORD_BYTES,
+    BUFFERS,
+    PIECE_ELEMENTS,
     STATES,
     OffloadCosts,
     OffloadName,
@@ -59,7 +60,8 @@ def test_adamw_as_the_paper_counts_it() -> None:
 
 def test_memory_with_offloading_keeps_parameters_and_a_bounded_rest() -> None:
     costs = OffloadCosts(parameters=10**9, states=2, drives=2, largest=10**7)
-    assert costs.memory_with == 4 * 10**9 + (64 << 20) + 4 * 10**7 + 2 * BUFFER_BYTES + RECORD_BYTES
+    assert costs.memory_with == 4 * 10**9 + (64 << 20) + 4 * 10**7 + (2 * BUFFERS + 1) * (12 << 20)
+    assert replace(costs, keeps_gradients=True).memory_with == 8 * 10**9 + (2 * BUFFERS + 1) * (12 << 20)
     assert costs.saved == costs.memory_without - costs.memory_with
     assert OffloadCosts(parameters=1000, states=2).saved == 0
 
@@ -129,9 +131,53 @@ def test_the_freeze_that_fits() -> None:
     assert freeze(0.3, split=0) is None, "what is frozen then is in this memory"
 
 
-def test_buffers_are_priced_as_the_engine_has_them() -> None:
-    assert BUFFER_BYTES == BUFFERS * 3 * 4 * PIECE_ELEMENTS, "master weights and two states of fp32"
-    assert PENDING_BYTES == ENGINE_PENDING_BYTES
+@given(
+    sizes=st.lists(st.integers(1, 3 << 20), min_size=1, max_size=6),
+    names=st.sampled_from([(), ("momentum_buffer",), ("exp_avg", "exp_avg_sq")]),
+    half=st.booleans(),
+    drives=st.integers(1, 3),
+    keeps=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_price_counts_what_training_takes(
+    sizes: list[int], names: tuple[str, ...], half: bool, drives: int, keeps: bool
+) -> None:
+    kind = torch.bfloat16 if half else torch.float32
+    parameters = [
+        TrainedParameter(
+            number=number, name="", parameter=nn.Parameter(torch.empty(size, dtype=kind)), group=0,
+            state_names=names, gradient_at=0, keeps_in_memory=keeps,
+        )
+        for number, size in enumerate(sizes)
+    ]  # fmt: skip
+    layout = plan_pieces([known.size for known in parameters], drives)
+    taken = memory_taken(parameters, layout, is_alone=True)
+    costs = OffloadCosts(
+        parameters=sum(sizes), states=len(names), half=half, drives=drives, largest=max(sizes),
+        keeps_gradients=keeps,
+    )  # fmt: skip
+    if max(sizes) >= PIECE_ELEMENTS:
+        assert costs.memory_with == taken.total
+    filled = (
+        64 * len(sizes) * (len(names) + 1) + 2 * 4096
+    )  # a record's blocks begin at pages, its segments at lines
+    assert taken.total <= costs.memory_with + (BUFFERS * drives + 1) * filled
+    assert taken.total - taken.constant == costs.memory_with - replace(
+        costs, keeps_gradients=True
+    ).memory_with + (0 if keeps else costs.parameter_bytes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_stay_where_there_is_room_for_them(ranks: int) -> None:
+    def kept(bound: int | None, wanted: OffloadName = "auto", is_short: bool = False) -> bool:
+        profile, job = replace(heavy("cuda"), ranks=ranks), replace(JOB, memory_bytes=bound)
+        terms = OffloadTerms(wanted=wanted, states=2)
+        return choose_offload(profile, job, terms, is_short=is_short).costs.keeps_gradients
+
+    needed = memory(heavy(), JOB, 2).parameters
+    reduced = ranks > 1
+    assert kept(4 * needed, "disk") and kept(None, "disk") and kept(needed, "host")
+    assert kept(needed) == kept(4 * needed, "disk", is_short=True) == kept(needed // 2, "disk") == reduced
 
 
 def slow_servers() -> Profile:

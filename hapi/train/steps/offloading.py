@@ -49,6 +49,12 @@ class Offloading:
         chosen = session.ranks.gathered(session.offload)
         needed = (choice for choice in chosen if choice and choice.where != "off")
         choice = self._choice = next(needed, session.offload)  # what one rank needs, all do
+        if choice is not None and self._costs is not None:
+            self._costs = replace(
+                self._costs,
+                keeps_gradients=choice.costs.keeps_gradients,
+                is_on_cpu=choice.costs.is_on_cpu,
+            )
         if settings.offload == "auto":
             self.where = "off" if choice is None else choice.where
         budget = session.budget.bytes
@@ -109,10 +115,13 @@ class Offloading:
 
     def _put(self, step: GradientStep, folders: Sequence[Path]) -> None:
         choice, room = self._choice, self._session.budget.bytes
-        if self._costs is not None and room is not None and (choice is None or choice.is_short):
+        is_short = room is not None and (choice is None or choice.is_short)
+        if self._costs is not None and room is not None and is_short:
             room = min(room, self._costs.memory_without)  # the rest of it holds what is not trained
         own = [rank_folder(folder, *shares_of(step.module)) for folder in folders]
-        step.optimizer = offload_states(step.module, step.optimizer, room, own, resumes=False)
+        step.optimizer = offload_states(
+            step.module, step.optimizer, room, own, resumes=False, is_short=is_short
+        )
         self._optimizer = step.optimizer
 
     def _announce(self, folders: Sequence[Path]) -> None:
