@@ -133,11 +133,11 @@ def test_no_room_to_pack_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_a_collection_on_a_full_disk_is_killed_at_each_change_of_a_file(tmp_path: Path) -> None:
+def test_a_collection_on_a_full_disk_is_killed_at_every_third_change_of_a_file(tmp_path: Path) -> None:
     given = LocalStore(tmp_path / "given")
     with_garbage(given, tmp_path)
     with small_disk(tmp_path / "disk", 4096) as disk:
-        for moment in range(1000):
+        for moment in range(time.time_ns() % 3, 1000, 3):
             store = LocalStore(disk / "store")
             shutil.copytree(given.root, store.root)
             leave_free(disk, 0)
