@@ -232,6 +232,10 @@ def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
             raise UsageError(f"{flag_of(f.name)}: the text is empty; give a value, or leave the flag out")
         if isinstance(value, list):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
+            if not value:
+                raise UsageError(
+                    f"{flag_of(f.name)}: there are only commas; give a value, or leave the flag out"
+                )
         if value is not None:
             found[f.name] = value
     return found

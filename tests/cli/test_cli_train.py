@@ -38,6 +38,7 @@ from hapi.train.settings import TrainSettings
         (["--timeout", "0"], "--timeout: expected"),
         (["--prefetch-bytes", "1 parsec"], "unknown unit"),
         (["--split", ""], "--split: the text is empty; give a value, or leave the flag out"),
+        (["--server", ","], "--server: there are only commas; give a value, or leave the flag out"),
         (["--server", "ftp://x"], "server URL 'ftp://x': expected http://HOST:PORT"),
         (["--server", "http://a..b"], "expected http://HOST:PORT"),
         (["--server", "http://x", "--token-file", "/nowhere"], "--token-file /nowhere: cannot be read"),
