@@ -363,12 +363,12 @@ class ActivationOffload(BoundToModel):
     def _apply(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._plan, self._measure = problem, plan, None
         self._steps_aside = plan.case is Case.FITS
-        if plan.peak_bytes * _ALLOCATOR_FACTOR > self._memory:
-            self._freed.give_back()
-        elif self._gradients.total and self._device.type == "cpu":
-            self._freed.keep(plan.peak_bytes - plan.kept_bytes)
-        elif self._steps_aside:
+        if self._gradients.total and self._device.type == "cpu" and not plan.swapped_bytes:
+            self._freed.keep(min(plan.peak_bytes, self._memory) - plan.kept_bytes)
+        elif self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:
             self._freed.close()
+        else:
+            self._freed.give_back()
         numbers = {name: number for number, (name, _) in enumerate(self._layers)}
         for treated in plan.layers:
             number = numbers[treated.name]
