@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from support.memfd_blocks import MemfdMemory, taken
 from support.weight_tools import Source, contents_of
 
 from hapi.models.shared.device_weights import DeviceWeights
-from hapi.models.shared.holders import Holders
+from hapi.models.shared.holders import Holders, _short
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[[int], "subprocess.Popen[str]"]
@@ -147,6 +148,26 @@ def test_a_stopped_holder_is_not_waited_for_long(folder: Path, monkeypatch: pyte
     assert other.get("b") is None
     holders.withdraw("a")
     assert other.get("a") is None
+
+
+def test_sockets_of_killed_processes_are_removed(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    living = Holders(folder)
+    living.offer("a", os.memfd_create("a"))
+    (name,) = folder.iterdir()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed,
+        _short(folder / "holder-1-dead") as address,
+    ):
+        killed.bind(address)
+        killed.listen()
+    other = Holders(folder)
+    other.offer("b", os.memfd_create("b"))
+    left = set(folder.iterdir())
+    assert len(left) == 2 and name in left and folder / "holder-1-dead" not in left
+    file = other.get("a")
+    assert file is not None
+    os.close(file)
 
 
 def test_types_come_back(folder: Path) -> None:

@@ -72,12 +72,15 @@ class Holders:
         return None
 
     def _listen(self) -> None:
-        path = self._folder / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        path, early = self._folder / f"{_PREFIX}{name}", self._folder / f"early-{name}"
+        _remove_dead(self._folder)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with _short(path) as address:
+            with _short(early) as address:
                 listening.bind(address)
             listening.listen(64)
+            early.rename(path)  # before it listened, others would take it for a dead one
         except OSError:
             listening.close()
             raise
@@ -110,6 +113,18 @@ def _serve(holders: weakref.ref[Holders], listening: socket.socket) -> None:
                 return
             held._answer(peer)
             del held
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove the sockets of killed processes, which nobody asks any more where a living one has all packs."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, contextlib.suppress(OSError):
+            peer.setblocking(False)
+            try:
+                with _short(path) as address:
+                    peer.connect(address)
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _asked(path: Path, pack: str) -> int | None:
