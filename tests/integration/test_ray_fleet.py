@@ -165,6 +165,7 @@ def seen(seconds: float, enough: Callable[[], bool] = lambda: False) -> list[int
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_fleet_grows_by_what_trainers_wait_and_only_then(proxy: str, tmp_path: Path) -> None:
     """Servers that may send so much each: less than three are as fast as the trainer, a quarter before."""
     rate = round(STEP_BYTES / STEP_SECONDS / 2.8)
