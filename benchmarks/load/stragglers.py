@@ -37,8 +37,9 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, byte_view
 from hapi.wire.messages import EXTRACT_PATH
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import HttpTransport, Transport
+from hapi.wire.transport.http import HttpTransport
 
 WAYS = ("in turn", "requests in flight", "answer times", "hedged")
 """Ways to choose a server; the last one also asks a second one."""

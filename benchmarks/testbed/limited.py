@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from hapi.errors import UsageError
 from hapi.wire.frame_reader import ByteSource, FrameReader
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import Transport
 
 T = TypeVar("T")
 

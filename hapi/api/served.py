@@ -19,7 +19,7 @@ from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.build import architecture_of, layers_of
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 __all__ = ("ServedModel", "open_served")
 

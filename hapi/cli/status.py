@@ -19,7 +19,8 @@ from hapi.errors import BadRequestError, HapiError, TransportError, UsageError
 from hapi.process.threads import Threads
 from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
-from hapi.wire.transport.http import HttpTransport, Transport
+from hapi.wire.transport.base import Transport
+from hapi.wire.transport.http import HttpTransport
 
 MOST_SERVERS = 1000
 """Servers that are asked at once, a thread each."""

@@ -23,7 +23,8 @@ from hapi.models.warm_up import warm_up_libraries
 from hapi.process.machine_id import machine_id
 from hapi.process.processors import processor_count
 from hapi.wire import messages
-from hapi.wire.transport.http import HttpTransport, Transport
+from hapi.wire.transport.base import Transport
+from hapi.wire.transport.http import HttpTransport
 from hapi.wire.transport.slow_server import AnswerLimits
 from hapi.wire.transport.urls import is_loopback
 

@@ -38,7 +38,7 @@ from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.repository.built import prefix_bytes
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import Precision, TransformSpec
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 
 @dataclass(eq=False)

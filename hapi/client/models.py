@@ -32,7 +32,7 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, given_model
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd, byte_view
 from hapi.wire.labels import equal_labels
 from hapi.wire.samples import Samples
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 log = logging.getLogger("hapi.client")
 

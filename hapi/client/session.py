@@ -58,7 +58,7 @@ from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelKind
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 log = logging.getLogger("hapi.client")
 

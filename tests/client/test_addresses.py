@@ -15,7 +15,8 @@ from support.tiny_http import answer, serving, tls_server
 from hapi.client.transport.addresses import ServerAddresses, resolve
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import BadRequestError, NotFoundError, UsageError
-from hapi.wire.transport.http import HttpTransport, LoopbackTransport, Transport
+from hapi.wire.transport.base import Transport
+from hapi.wire.transport.http import HttpTransport, LoopbackTransport
 
 NAME = "http://store:8099"
 

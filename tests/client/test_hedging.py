@@ -24,8 +24,9 @@ from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.client.transport.stragglers import ENOUGH_ANSWERS
 from hapi.errors import TransportError
 from hapi.trace import Tracer
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import LoopbackTransport, Transport
+from hapi.wire.transport.http import LoopbackTransport
 
 LONG = 30.0
 """Seconds after which a test gives up."""

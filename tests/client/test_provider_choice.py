@@ -11,7 +11,8 @@ import pytest
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import TransportError
 from hapi.wire.rendezvous import ranking
-from hapi.wire.transport.http import LoopbackTransport, Transport
+from hapi.wire.transport.base import Transport
+from hapi.wire.transport.http import LoopbackTransport
 
 URLS = [f"http://10.0.0.{n}:8099" for n in range(1, 6)]
 

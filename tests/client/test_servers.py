@@ -25,7 +25,8 @@ from hapi.errors import (
     TransportError,
     WireError,
 )
-from hapi.wire.transport.http import LoopbackTransport, Transport
+from hapi.wire.transport.base import Transport
+from hapi.wire.transport.http import LoopbackTransport
 
 
 def make_pool(count: int, patience: float = 20.0) -> ServerPool:

@@ -33,7 +33,7 @@ from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.cache_room import CacheRoom
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 
 
 @dataclass(frozen=True)

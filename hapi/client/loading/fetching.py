@@ -28,8 +28,8 @@ from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import RequestReport
 from hapi.wire.samples import Samples
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import Transport
 
 _HEAD_BYTES = 300
 """Approximate bytes of HTTP's headers."""

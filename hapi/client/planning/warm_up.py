@@ -8,7 +8,7 @@ from contextlib import suppress
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.errors import HapiError
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 from hapi.wire.warm_up import WARM_PATH, WarmUpRequest
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hapi.client.transport.fleet_list import list_address, listed_servers
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
-from hapi.wire.transport.http import Transport
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.urls import parse_url
 
 log = logging.getLogger("hapi.client")

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 from hapi.client.transport.server_choice import Asked, ServerLoad
 from hapi.client.transport.stragglers import Outstanding
 from hapi.errors import HapiError
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import Transport
 
 T = TypeVar("T")
 log = logging.getLogger("hapi.client")

@@ -29,8 +29,8 @@ from hapi.errors import (
     UsageError,
 )
 from hapi.wire.rendezvous import ranking
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
-from hapi.wire.transport.http import Transport
 from hapi.wire.transport.urls import canonical_url
 
 T = TypeVar("T")

@@ -83,6 +83,7 @@ class Holders:
             early.rename(path)  # before it listened, others would take it for a dead one
         except OSError:
             listening.close()
+            early.unlink(missing_ok=True)
             raise
         self._files, self._pid, self._name = {}, os.getpid(), path
         weakref.finalize(self, _end, listening, path, self._pid)
@@ -120,29 +121,30 @@ def _remove_dead(folder: Path) -> None:
     for path in folder.glob(f"{_PREFIX}*"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, contextlib.suppress(OSError):
             peer.setblocking(False)
-            try:
-                with _short(path) as address:
-                    peer.connect(address)
-            except ConnectionRefusedError:
-                path.unlink()
+            _connect(peer, path)
 
 
 def _asked(path: Path, pack: str) -> int | None:
-    """Ask one process; a socket that nobody listens at any more is removed."""
+    """Ask one process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
         peer.settimeout(ANSWER_SECONDS)
         try:
-            with _short(path) as address:
-                peer.connect(address)
+            _connect(peer, path)
             peer.send(pack.encode("ascii"))
             _, files, _, _ = socket.recv_fds(peer, 1, 1)
-        except ConnectionRefusedError:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            return None
         except OSError:
             return None
     return files[0] if files else None
+
+
+def _connect(peer: socket.socket, path: Path) -> None:
+    """Connect to a process; a socket that nobody listens at any more is removed."""
+    try:
+        with _short(path) as address:
+            peer.connect(address)
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

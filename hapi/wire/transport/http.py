@@ -1,8 +1,6 @@
-"""The one seam at the network: every request of the client to a server goes through a :class:`Transport`.
-
-There are two: :class:`HttpTransport` over sockets, and :class:`LoopbackTransport`, which calls a handler in
-the same process, so that a whole split training runs in a test without a port. Errors of sockets and of HTTP
-become :mod:`hapi.errors` here and nowhere else.
+"""Two ways to a server: :class:`HttpTransport` over sockets, and :class:`LoopbackTransport`, which calls a handler
+in the same process, so that a whole split training runs in a test without a port. Errors of sockets and of HTTP become
+:mod:`hapi.errors` here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from hapi.errors import HapiError, TransportError, UsageError, from_problem
@@ -55,52 +53,6 @@ QUEUE_SHARE = 0.9
 as dead."""
 CONNECT_SECONDS = 10.0
 """Longest time until a connection stands, TLS included; a network that swallows packets never says no."""
-
-
-class Transport(Protocol):
-    """A way to one server."""
-
-    url: str
-
-    def call(self, method: str, path: str, document: Any = None) -> Any:
-        """Send a request and return the JSON answer.
-
-        Args:
-            method: of HTTP.
-            path: on the server, such as ``/v1/datasets``.
-            document: the body; None for none.
-
-        Raises:
-            HapiError: the error that the server sent, or :class:`TransportError`.
-        """
-
-    def stream(
-        self,
-        path: str,
-        document: Any,
-        receive: Callable[[FrameReader], T],
-        cancellation: Cancellation | None = None,
-    ) -> T:
-        """POST a request whose answer is a stream of frames.
-
-        Args:
-            path: on the server.
-            document: the body.
-            receive: given the answer's frames; must read to the end frame. Its result is returned.
-            cancellation: by which another thread may break this request alone, which then raises.
-
-        Raises:
-            HapiError: the error that the server sent, or :class:`TransportError`.
-        """
-
-    def received_bytes(self) -> int | None:
-        """Bytes that have arrived over the network so far, read or not; None where the system does not tell."""
-
-    def interrupt(self) -> None:
-        """Break the requests under way, which then raise :class:`TransportError`; from any thread."""
-
-    def close(self) -> None:
-        """Break what is under way and release connections; may be called from any thread, and twice."""
 
 
 class HttpTransport:
@@ -156,7 +108,7 @@ class HttpTransport:
         self._headers = {**bearer(token), DEADLINE_HEADER: self._headers[DEADLINE_HEADER]}
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
-        """Send a request over a kept connection; see :meth:`Transport.call`."""
+        """Send a request over a kept connection; see :meth:`~hapi.wire.transport.base.Transport.call`."""
         with self._exchange(method, path, document) as response:
             response.guard.document()
             return read_document(response, self.url + path)
@@ -168,7 +120,7 @@ class HttpTransport:
         receive: Callable[[FrameReader], T],
         cancellation: Cancellation | None = None,
     ) -> T:
-        """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
+        """POST ``document`` over a kept connection; see :meth:`~hapi.wire.transport.base.Transport.stream`."""
         headers = {**_READS, **self._stream_headers()}
         with self._exchange("POST", path, document, headers=headers, cancellation=cancellation) as response:
             guard = response.guard
