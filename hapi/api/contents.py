@@ -9,6 +9,7 @@ from hapi.data.listing import list_datasets as datasets_of
 from hapi.data.manifest import manifest_key
 from hapi.data.verify import verify_dataset
 from hapi.errors import NotFoundError
+from hapi.repository.versions import list_versions
 from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage, Progress, VerifyReport
 from hapi.store.open import open_store, split_model_address
@@ -73,11 +74,10 @@ def is_model(store: ObjectStore, name: str) -> bool:
         NotFoundError: it is neither, or there is no such store.
     """
     name, at, _ = name.partition("@")
-    # A store's listing may lack what was just written (Swift's, when a node is down): a manifest is found by its key.
-    is_dataset = name in store.list_names("datasets") or (
-        NAME_PATTERN.fullmatch(name) is not None and store.exists(manifest_key(name))
-    )
-    found = name in store.list_names("models")
+    # A store's listing may lack what was just written (Swift's, when a node is down), which is found by its key.
+    is_name = NAME_PATTERN.fullmatch(name) is not None and ".." not in name
+    is_dataset = name in store.list_names("datasets") or (is_name and store.exists(manifest_key(name)))
+    found = name in store.list_names("models") or (is_name and bool(list_versions(store, name)))
     if not is_dataset and not found:
         store.ping()
         raise NotFoundError(

@@ -68,7 +68,8 @@ def _detail(address: str) -> dict[str, Any] | None:
     summary = None if "@" in name else describe(store, name)
     if summary is not None:
         return {**_dataset(summary), "replaced": [str(known) for known in list_replaced(store, name)]}
-    if name.partition("@")[0] not in store.list_names("models"):
+    plain = name.partition("@")[0]
+    if plain not in store.list_names("models") and not list_versions(store, plain):
         return None
     return _model(store, name, pack_sizes(store))
 
@@ -111,7 +112,7 @@ def _model(store: ObjectStore, reference: str, sizes: Mapping[str, int]) -> dict
     except (ValueError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
     known = {key: document.get(key) for key in _MODEL_FIELDS}
-    problem = problem_of_packs(_places(document), sizes)
+    problem = problem_of_packs(store, _places(document), sizes)
     state = {"state": "whole"} if problem is None else {"state": "damaged", "problem": problem}
     return {"name": name, **state, **known, "versions": versions, "tags": tags}
 

@@ -26,6 +26,7 @@ from hapi.repository.versions import (
     ModelAddress,
     holding,
     list_tags,
+    list_versions,
     model_prefix,
     parse_reference,
     resolve,
@@ -144,9 +145,11 @@ def _model_removal(store: ObjectStore, reference: str, address: ModelAddress) ->
                 " (hapi tag), or remove the whole model"
             )
         key = version_key(address.name, version)
-        objects = [info for info in store.list(model_prefix(address.name)) if info.key == key]
-        return Removal("model", reference, tuple(objects))
+        return Removal("model", reference, (ObjectInfo(key, store.size(key)),))
     objects = store.list(model_prefix(address.name))
+    versions = {version_key(address.name, version) for version in list_versions(store, address.name)}
+    hidden = versions - {info.key for info in objects}  # by a listing that is behind
+    objects += [ObjectInfo(key, store.size(key)) for key in hidden]
     if not objects:
         raise _unknown(store, "model", address.name)
     tags = f"{model_prefix(address.name)}/tags/"

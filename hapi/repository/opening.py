@@ -138,7 +138,7 @@ def _summary(store: ObjectStore, name: str, sizes: Mapping[str, int]) -> ModelSu
     except HapiError as error:
         return ModelSummary(name, problem=str(error))
     architecture = None if found.spec is None else found.spec.architecture
-    problem = problem_of_packs(((entry.pack, entry.stop) for entry in found.tensors.values()), sizes)
+    problem = problem_of_packs(store, ((entry.pack, entry.stop) for entry in found.tensors.values()), sizes)
     return ModelSummary(
         name, architecture, found.digest, found.nbytes, len(found.layers), found.version, tags, problem
     )

@@ -25,7 +25,7 @@ from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
-from hapi.repository.packs.index import PackIndex, pack_ids
+from hapi.repository.packs.index import PackIndex
 from hapi.repository.packs.layout import (
     HashedLayer,
     HashedTensor,
@@ -242,12 +242,14 @@ def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: 
         manifest = draft.manifest(name, plan)
         _check_packs(store, plan)
         push.lease.check()
-        written, new = _append(store, manifest, draft)
+        written, new = _append(store, push, manifest, draft)
         store.clean_temporary(f"models/{name}", alone=False)  # other pushes write there
     return Pushed(model=StoredModel(store, written), written=plan.nbytes, new=new)
 
 
-def _append(store: ObjectStore, manifest: ModelManifest, draft: _Draft) -> tuple[ModelManifest, bool]:
+def _append(
+    store: ObjectStore, push: RunningPush, manifest: ModelManifest, draft: _Draft
+) -> tuple[ModelManifest, bool]:
     """The newest version, and whether this push wrote it: another one of the same model may have been faster."""
     for _ in range(_TRIES):
         newest = _newest(store, manifest.name)
@@ -255,6 +257,7 @@ def _append(store: ObjectStore, manifest: ModelManifest, draft: _Draft) -> tuple
             return newest, False
         number = next_version(store, manifest.name) if newest is None else newest.version + 1
         following = manifest.numbered(number)
+        push.writes(following.name, number)
         if store.put_new(following.key, following.to_bytes()):
             return following, True
     raise ConflictError(f"model {manifest.name!r} is pushed by many others just now; push it again")
@@ -293,7 +296,7 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
         needed = used | {pack.id for pack in plan.packs}
         condemned = push.needs(needed, structure)
         avoid, waits = condemned.ids.packs, condemned.has_structure(structure)
-        if not needed & avoid and not waits and used <= pack_ids(store):
+        if not needed & avoid and not waits and all(store.exists(pack_key(pack)) for pack in used):
             return (
                 plan  # else a collection took some between the look at their headers and the word of the need
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -28,11 +29,17 @@ from hapi.store.locking.locks import Lease
 from hapi.wire.documents import check_int, parse_document
 from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model, check_name, check_tag
 
-MODELS, NAMES = "models", "repository/names"
+MODELS, NAME_LOCK = "models", "@lock"
+"""Folder of the models, and what the key of a name's lock ends with, which no name has in it."""
 _DIGITS = 8
 _WAIT_SECONDS, _LOOK_SECONDS = 10.0, 0.02
+_VERSION, _TAG = ".json.gz", ".json"
+"""Endings of the keys of versions and of tags."""
 _GZIP = 16 + zlib.MAX_WBITS
 """zlib's word for a stream with gzip's header and checksum."""
+_NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
+_MAX_HIDDEN = 1000
+"""Objects that a listing may lack."""
 _TRIES = 100
 """Changes of a tag that others may make while one is made."""
 
@@ -69,7 +76,7 @@ def model_prefix(name: str) -> str:
 
 def version_key(name: str, version: int) -> str:
     """Return the key of a version's manifest."""
-    return f"{model_prefix(name)}/versions/{version:0{_DIGITS}}.json.gz"
+    return f"{model_prefix(name)}/versions/{version:0{_DIGITS}}{_VERSION}"
 
 
 def model_names(store: ObjectStore) -> list[str]:
@@ -78,17 +85,21 @@ def model_names(store: ObjectStore) -> list[str]:
 
 
 def list_versions(store: ObjectStore, name: str) -> list[int]:
-    """Return the versions of ``name``, the oldest first; none for an unknown name."""
-    return _numbers(store, f"{model_prefix(name)}/versions")
+    """Return the versions of ``name``, the oldest first; none for an unknown name.
+
+    Those that were written a moment ago are among them, also where the store's listing is behind.
+    """
+    return _numbers(store, f"{model_prefix(name)}/versions", _VERSION)
 
 
 def list_tags(store: ObjectStore, name: str) -> dict[str, Tag]:
     """Return the tags of ``name`` as they are now."""
     found = {}
     for tag in store.list_names(f"{model_prefix(name)}/tags"):
-        numbers = _numbers(store, f"{model_prefix(name)}/tags/{tag}")
+        numbers = _numbers(store, f"{model_prefix(name)}/tags/{tag}", _TAG)
         if numbers:
-            found[tag] = _read_tag(store, name, tag, numbers[-1])
+            with suppress(NotFoundError):  # removed with the model since the listing
+                found[tag] = _read_tag(store, name, tag, numbers[-1])
     return found
 
 
@@ -99,26 +110,31 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
         NotFoundError: there is no such model, or no such version, tag or digest of it.
     """
     name, wanted = address
+    number = int(wanted) if wanted is not None and wanted.isdigit() and len(wanted) <= _DIGITS else None
+    if number is not None and store.exists(version_key(name, number)):
+        return number
     versions = list_versions(store, name)
+    while versions and not store.exists(version_key(name, versions[-1])):
+        versions.pop()  # removed, which the listing does not know
     if not versions:
         raise unknown_model(store, name)
     if wanted is None:
         return versions[-1]
-    if wanted.isdigit() and len(wanted) <= _DIGITS:
-        if int(wanted) in versions:
-            return int(wanted)
+    if number is not None:
         raise NotFoundError(
-            f"model {name!r} has no version {int(wanted)} in {store.url}; it has {_listed(versions)}",
-            outside=f"model {name!r} has no version {int(wanted)} here; it has {_listed(versions)}",
+            f"model {name!r} has no version {number} in {store.url}; it has {_listed(versions)}",
+            outside=f"model {name!r} has no version {number} here; it has {_listed(versions)}",
         )
-    tags = _numbers(store, f"{model_prefix(name)}/tags/{wanted}")
+    tags = _numbers(store, f"{model_prefix(name)}/tags/{wanted}", _TAG)
     if tags:
-        tag = _read_tag(store, name, wanted, tags[-1])
-        if tag.version in versions and _digest(store, name, tag.version) == tag.digest:
-            return tag.version  # else a later push has the number of a version that is gone
+        with suppress(NotFoundError):  # removed with the model since the listing
+            tag = _read_tag(store, name, wanted, tags[-1])
+            if _digest(store, name, tag.version) == tag.digest:
+                return tag.version  # else a later push has the number of a version that is gone
     for version in reversed(versions) if len(wanted) >= LEAST_DIGEST_DIGITS else ():
-        if _digest(store, name, version).startswith(wanted):
-            return version
+        with suppress(NotFoundError):
+            if _digest(store, name, version).startswith(wanted):
+                return version
     known = ", ".join(store.list_names(f"{model_prefix(name)}/tags")[:8]) or "none"
     raise NotFoundError(
         f"model {name!r} has no tag or digest {wanted!r} in {store.url}; its tags: {known}",
@@ -172,7 +188,7 @@ def holding(store: ObjectStore, name: str) -> Iterator[Lease]:
     with ExitStack() as stack:
         while True:
             try:
-                lease = stack.enter_context(store.lock(f"{NAMES}/{check_name(name, 'model')}.lock"))
+                lease = stack.enter_context(store.lock(f"repository/{check_name(name, 'model')}{NAME_LOCK}"))
                 break
             except ConflictError:
                 if time.monotonic() > deadline:
@@ -189,7 +205,7 @@ def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
         raise DataError(f"{store.url}/{key} is damaged: its checksum does not fit; push the model again")
     found = Tag(tag, version, str(document.get("digest")), created)
     folder = f"{model_prefix(name)}/tags/{tag}"
-    numbers, newest = _numbers(store, folder), None
+    numbers, newest = _numbers(store, folder, _TAG), None
     if numbers:
         with suppress(DataError):  # a damaged one is followed by a sound one
             newest = _read_tag(store, name, tag, numbers[-1])
@@ -198,15 +214,21 @@ def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
     text = json.dumps({"version": version, "digest": found.digest, "created": created}).encode()
     following = max(numbers, default=0) + 1
     for number in range(following, following + _TRIES):
-        if store.put_new(f"{folder}/{number:0{_DIGITS}}.json", text):
+        if store.put_new(f"{folder}/{number:0{_DIGITS}}{_TAG}", text):
             return found
     raise ConflictError(f"tag {tag!r} of model {name!r} is changed by many others just now; try again")
 
 
 def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:
-    """Remove the versions of ``name`` earlier than ``before`` that no tag holds; return them."""
+    """Remove the versions of ``name`` earlier than ``before`` that no tag holds; return them.
+
+    The newest one of a listing that is behind stays: from it on the others are found.
+    """
     with holding(store, name):
         tagged = {tag.version for tag in list_tags(store, name).values()}
+        before = min(
+            before, max(_listed_numbers(store, f"{model_prefix(name)}/versions", _VERSION), default=0)
+        )
         dropped = [n for n in list_versions(store, name) if n < before and n not in tagged]
         for number in dropped:
             store.delete(version_key(name, number))
@@ -260,7 +282,7 @@ def _digest(store: ObjectStore, name: str, version: int) -> str:
 
 
 def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
-    key = f"{model_prefix(name)}/tags/{tag}/{number:0{_DIGITS}}.json"
+    key = f"{model_prefix(name)}/tags/{tag}/{number:0{_DIGITS}}{_TAG}"
     remedy = f"name a version with 'hapi tag {store.url}/{name}@VERSION {tag}'"
     document = read_document(store, key, remedy)
     try:
@@ -270,10 +292,21 @@ def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
     return Tag(tag, version, str(document.get("digest")), str(document.get("created")))
 
 
-def _numbers(store: ObjectStore, folder: str) -> list[int]:
+def _numbers(store: ObjectStore, folder: str, ending: str) -> list[int]:
+    """Numbers of the objects in ``folder``, in order. Those behind the last one that is listed are asked for by key."""
+    found = _listed_numbers(store, folder, ending)
+    following = max(found, default=0) + 1
+    for number in range(following, following + _MAX_HIDDEN):
+        if not store.exists(f"{folder}/{number:0{_DIGITS}}{ending}"):
+            break
+        found.append(number)
+    return found
+
+
+def _listed_numbers(store: ObjectStore, folder: str, ending: str) -> list[int]:
     names = [key.rpartition("/")[2] for key in store.list_keys(folder)]
-    parts = [name.partition(".") for name in names]
-    return sorted(int(stem) for stem, _, kind in parts if kind in ("json", "json.gz") and stem.isdigit())
+    stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+    return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
 
 
 def _listed(versions: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -13,14 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.disks import small_disk
+from support.disks import small_disk, small_ext4
 from support.forked import ForkedProcess, environment
 from support.killed_at import killed_at
 
 from hapi.cli.main import main
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
-from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.packs.journal import PUSHES
+from hapi.repository.packs.pushes import CONDEMNED
 from hapi.repository.verify import verify_model
 from hapi.repository.versions import list_versions, model_names
 from hapi.store.local import LocalStore
@@ -105,6 +107,24 @@ def test_a_collection_on_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert len(store.list_keys("repository/packs")) == 2 and not list((disk / "store").rglob(".*"))
         (disk / "ballast").unlink()
         assert collect_packs(store) == ()
+
+
+@pytest.mark.slow
+def test_models_are_removed_from_a_full_disk_with_folders_that_take_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_ext4(tmp_path / "disk", 8192) as disk:
+        store = LocalStore(disk / "store")
+        with_garbage(store, tmp_path)
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+            while ballast.write(bytes(PAGE)):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "folder").mkdir()
+        capsys.readouterr()
+        assert main(["rm", f"{store.url}/kept@1", f"{store.url}/part", "--yes"]) == 0
+        assert model_names(store) == [] and main(["gc", store.url, "--yes"]) == 0
+        assert store.list("repository/packs") == [] and not capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,8 +21,9 @@ from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
+from hapi.repository.packs.journal import JOURNAL, push_lock
 from hapi.repository.packs.place import pack_id
-from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, PUSHES
+from hapi.repository.packs.pushes import COLLECTION, CONDEMNED
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.stored import StoredModel
 from hapi.repository.verify import verify_model
@@ -242,11 +243,14 @@ def test_a_damaged_version_gets_no_tag(store: LocalStore) -> None:
 
 def test_what_a_dead_push_left_damaged_does_not_stop_collections(store: LocalStore) -> None:
     pushed(store, "m", layer("a", ONE))
-    key = f"{PUSHES}/{'a' * 24}.json"
-    store.put(key, b"{")
-    with store.lock(f"{key.removesuffix('.json')}.lock"), pytest.raises(DataError):
-        collect_packs(store)
-    assert collect_packs(store) == () and not store.exists(key)
+    key = f"{JOURNAL}/{len(store.list_keys(JOURNAL)) + 1:08}.json"
+    for damage in (b"{", b"{}", b'{"push":[]}', b'{"versions":[]}', b'{"versions":{"m":["1"]},"created":0}'):
+        store.put(key, damage)
+        with store.lock(push_lock("a" * 24)), pytest.raises(DataError, match="wait until no push runs"):
+            collect_packs(store)
+    assert collect_packs(store) == ()
+    with store.lock(push_lock("a" * 24)):
+        assert collect_packs(store) == ()  # the entry is summed up
 
 
 def test_a_tag_never_names_a_later_version_of_the_same_number(store: LocalStore) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.listing_behind import listing_behind
 from support.stores import DyingStore, FullStore, Killed
 
 from hapi.errors import ConflictError, DataError, NotFoundError
@@ -15,7 +16,8 @@ from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
-from hapi.repository.packs.pushes import CONDEMNED, PUSHES
+from hapi.repository.packs.journal import PUSHES
+from hapi.repository.packs.pushes import CONDEMNED
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.stored import StoredModel
 from hapi.repository.verify import verify_model
@@ -106,7 +108,7 @@ def check_whole(store: LocalStore, *names: str) -> None:
 
 @NUMBERS
 def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    check_pushes(tmp_path, numbers, full=False)
+    check_pushes(tmp_path, numbers)
 
 
 @pytest.mark.slow
@@ -115,8 +117,13 @@ def test_a_push_at_each_operation_of_a_collection_on_a_full_disk(tmp_path: Path)
     check_pushes(tmp_path, (1, 3, 4), full=True)
 
 
-def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool) -> None:
-    for before in range(MOST):
+@pytest.mark.slow
+def test_a_push_that_no_listing_shows_at_every_third_operation_of_a_collection(tmp_path: Path) -> None:
+    check_pushes(tmp_path, (1, 3, 4), behind=True)
+
+
+def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool = False, behind: bool = False) -> None:
+    for before in range(0, MOST, 3 if behind else 1):
         store = with_garbage(tmp_path / str(before))
         done = []
 
@@ -128,7 +135,11 @@ def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool) -> None:
                 done.append(False)
 
         standing = Standing(FullStore(store) if full else store, before, other)
-        collect_packs(standing)  # type: ignore[arg-type]
+        with listing_behind(store) if behind else nullcontext():
+            collect_packs(standing)  # type: ignore[arg-type]
+            if not standing.stood:
+                other()
+                collect_packs(store)
         check_whole(store, "kept", "part", *(["new"] if any(done) else []))
         if not standing.stood:
             return

@@ -23,3 +23,24 @@ def small_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def small_ext4(folder: Path, kibibytes: int) -> Iterator[Path]:
+    """As :func:`small_disk`, with ext4, whose folders take room; of a file beside ``folder``."""
+    folder.mkdir()
+    image = folder.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(kibibytes << 10)
+    try:
+        for command in (
+            ["mkfs.ext4", "-q", "-m", "0", "-b", "4096", image],
+            ["mount", "-o", "loop", image, folder],
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("needs ext4, and the right to mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = open_model(store, name).manifest
     found = relatives(store, manifest)
     needed = ((entry.pack, entry.stop) for entry in manifest.tensors.values())
-    problem = problem_of_packs(needed, pack_sizes(store))
+    problem = problem_of_packs(store, needed, pack_sizes(store))
     if args.json:
         print(json.dumps({**_document(manifest, found), "problem": problem}, indent=1))
         return EXIT_OK

@@ -16,20 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from hapi.errors import DataError, NoRoomError, NotFoundError
+from hapi.repository.packs.journal import PUSHES, Journal, Needed
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
-from hapi.repository.packs.pushes import (
-    COLLECTION,
-    CONDEMNED,
-    PUSHES,
-    Needed,
-    condemn,
-    needed_by_pushes,
-    remove_dead_locks,
-)
+from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, condemn, remove_dead_locks
 from hapi.repository.structure_key import STRUCTURES, structure_key
 from hapi.repository.versions import (
     MODELS,
-    NAMES,
+    NAME_LOCK,
     document_checksum,
     list_versions,
     model_names,
@@ -65,26 +58,30 @@ def collect_packs(
     """
     for folder in () if dry_run else (REPOSITORY, MODELS):
         store.clean_temporary(folder, alone=False)  # pushes write there
-    if not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, NAMES))) or store.exists(CONDEMNED)):
+    if not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, REPOSITORY))) or store.exists(CONDEMNED)):
         return ()
+    journal = Journal(store)
     if dry_run:
-        going = _garbage(store, clean=False)
-        rewrites = _mostly_dead(store, going)
+        going = _garbage(store, journal)
+        rewrites = _mostly_dead(store, journal, going)
         _tell(rewrites, "would be packed anew in", note)
         return (*going.values(), *(rewrite.old for rewrite in rewrites))
     with store.lock(COLLECTION) as lease:
-        for folder in (NAMES, PUSHES):
-            remove_dead_locks(store, folder)
-        return _remove_garbage(store, lease) + _packed_anew(store, lease, note)
+        remove_dead_locks(store, PUSHES, ".lock")
+        remove_dead_locks(store, REPOSITORY, NAME_LOCK)
+        gone = _remove_garbage(store, journal, lease) + _packed_anew(store, journal, lease, note)
+        lease.check()
+        journal.sum_up(lambda: _existing(store, journal))
+        return gone
 
 
-def _remove_garbage(store: ObjectStore, lease: Lease) -> tuple[ObjectInfo, ...]:
-    going = _garbage(store, clean=True)
+def _remove_garbage(store: ObjectStore, journal: Journal, lease: Lease) -> tuple[ObjectInfo, ...]:
+    going = _garbage(store, journal)
     if going:
         packs = frozenset(pack_id(key) for key in going if is_pack(key))
         others = (key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key))
         condemn(store, Needed(packs, frozenset(others)))
-        now = _garbage(store, clean=True)
+        now = _garbage(store, journal)
         going = {key: info for key, info in going.items() if key in now}
     for key in going:
         lease.check()
@@ -95,24 +92,27 @@ def _remove_garbage(store: ObjectStore, lease: Lease) -> tuple[ObjectInfo, ...]:
     return tuple(going.values())
 
 
-def _mostly_dead(store: ObjectStore, going: Collection[str]) -> list[Rewrite]:
+def _mostly_dead(store: ObjectStore, journal: Journal, going: Collection[str]) -> list[Rewrite]:
     """The packs to be packed anew, but those that are ``going`` or that running pushes need."""
     packs = [info for info in store.list(PACKS) if is_pack(info.key) and info.key not in going]
     if not packs:
         return []
     from hapi.repository.packs.repacking import find_rewrites  # brings torch
 
-    documents = [document for _, _, document in _documents(store)]
-    return find_rewrites(store, packs, documents, needed_by_pushes(store, clean=False).packs)
+    journal.refresh()
+    documents = [document for _, _, document in _documents(store, journal)]
+    return find_rewrites(store, packs, documents, journal.needed.packs)
 
 
-def _packed_anew(store: ObjectStore, lease: Lease, note: Callable[[str], None]) -> tuple[ObjectInfo, ...]:
+def _packed_anew(
+    store: ObjectStore, journal: Journal, lease: Lease, note: Callable[[str], None]
+) -> tuple[ObjectInfo, ...]:
     """Pack anew what is mostly dead, as far as there is room; return the objects that went for it."""
-    rewrites = sorted(_mostly_dead(store, ()), key=lambda rewrite: rewrite.size)
+    rewrites = sorted(_mostly_dead(store, journal, ()), key=lambda rewrite: rewrite.size)
     left, count, gone = rewrites, len(rewrites), dict[str, ObjectInfo]()
     while left:
-        fits = _exchanged(store, left[:count], lease)
-        gone |= {info.key: info for info in _remove_garbage(store, lease)}
+        fits = _exchanged(store, journal, left[:count], lease)
+        gone |= {info.key: info for info in _remove_garbage(store, journal, lease)}
         if fits:
             left = left[count:]  # a damaged one is left for a repair
         elif count == 1:
@@ -125,7 +125,7 @@ def _packed_anew(store: ObjectStore, lease: Lease, note: Callable[[str], None]) 
     return tuple(info for key, info in gone.items() if key not in new)
 
 
-def _exchanged(store: ObjectStore, rewrites: Sequence[Rewrite], lease: Lease) -> bool:
+def _exchanged(store: ObjectStore, journal: Journal, rewrites: Sequence[Rewrite], lease: Lease) -> bool:
     """Write new packs and let versions use them; return whether there was room."""
     from hapi.repository.packs.repacking import move_versions, write_pack  # brings torch
 
@@ -138,7 +138,8 @@ def _exchanged(store: ObjectStore, rewrites: Sequence[Rewrite], lease: Lease) ->
     except NoRoomError:
         fits = False
     try:
-        move_versions(store, _documents(store), written, lease)
+        journal.refresh()
+        move_versions(store, _documents(store, journal), written, lease)
     except NoRoomError:
         fits = False
     return fits
@@ -152,36 +153,52 @@ def _tell(rewrites: Sequence[Rewrite], fate: str, note: Callable[[str], None]) -
         )
 
 
-def needed_by_models(store: ObjectStore) -> Needed:
-    """Return what all versions of all models need; :class:`DataError` if one cannot be read."""
+def _needed_by_models(store: ObjectStore, journal: Journal) -> Needed:
+    """What all versions of all models need; :class:`DataError` if one cannot be read."""
     packs: set[str] = set()
     structures: set[str] = set()
-    for _, key, document in _documents(store):
+    for _, key, document in _documents(store, journal):
         where = f"{store.url}/{key}"
         structures.add(_text(document, "structure", where))
         packs |= set(_texts(document, "packs", where))
     return Needed(frozenset(packs), frozenset(structures))
 
 
-def _documents(store: ObjectStore) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _documents(store: ObjectStore, journal: Journal) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Name, key and document of each version of all models; :class:`DataError` for one that cannot be read."""
-    for name in model_names(store):
-        for version in list_versions(store, name):
-            key = version_key(name, version)
-            try:
-                document = read_document(store, key)
-            except NotFoundError:
-                continue  # removed since the listing
-            if document.get("checksum") != document_checksum(document):
-                raise _unreadable(f"{store.url}/{key}")
-            yield name, key, document
+    for name, version in _versions(store, journal):
+        key = version_key(name, version)
+        try:
+            document = read_document(store, key)
+        except NotFoundError:
+            continue  # removed since it was listed, or written
+        if document.get("checksum") != document_checksum(document):
+            raise _unreadable(f"{store.url}/{key}")
+        yield name, key, document
 
 
-def _garbage(store: ObjectStore, *, clean: bool) -> Mapping[str, ObjectInfo]:
+def _versions(store: ObjectStore, journal: Journal) -> Iterator[tuple[str, int]]:
+    """Versions that the store lists or the journal knows, with some that are gone."""
+    known = journal.versions
+    for name in sorted({*model_names(store), *known}):
+        for version in sorted({*list_versions(store, name), *known.get(name, ())}):
+            yield name, version
+
+
+def _existing(store: ObjectStore, journal: Journal) -> Mapping[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for name, version in _versions(store, journal):
+        if store.exists(version_key(name, version)):
+            found.setdefault(name, []).append(version)
+    return found
+
+
+def _garbage(store: ObjectStore, journal: Journal) -> Mapping[str, ObjectInfo]:
     # Objects first, then pushes, then models: what ends in between is found one step later.
     listed = [*store.list(PACKS), *store.list(STRUCTURES)]
-    pushes = needed_by_pushes(store, clean=clean)
-    models = needed_by_models(store)
+    journal.refresh()
+    pushes = journal.needed
+    models = _needed_by_models(store, journal)
     needed = {pack_key(pack) for pack in models.packs | pushes.packs}
     needed |= {structure_key(digest) for digest in models.structures | pushes.structures}
     return {info.key: info for info in listed if info.key not in needed}

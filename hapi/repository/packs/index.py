@@ -90,11 +90,6 @@ class PackIndex:
             self.layers[layer] = places
 
 
-def pack_ids(store: ObjectStore) -> set[str]:
-    """Return the ids of the packs that are there."""
-    return {pack_id(key) for key in store.list_keys(PACKS) if is_pack(key)}
-
-
 def tensor_name(layer: str, number: int, count: int, tensor: str) -> str:
     """Return the name, in its pack, of tensor ``number`` of the ``count`` of a layer."""
     return f"{layer}:{number}/{count}:{tensor}"

@@ -1,7 +1,7 @@
 """Agreement between pushes and the collection of packs: no pack goes that a running push relies on.
 
     STORE/repository/pushes/ID.lock     held while the push runs
-    STORE/repository/pushes/ID.json     packs and the structure that it uses or writes
+    STORE/repository/journal/           packs and the structure that it uses or writes (``journal.py``)
     STORE/repository/condemned.json     packs and structures that a collection is about to remove; empty, where there
                                         was no room for their names: anything
     STORE/repository/gc.lock            held while the collection runs
@@ -16,29 +16,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from hapi.errors import ConflictError, DataError, HapiError, NoRoomError, NotFoundError
-from hapi.repository.packs.place import PACK_PATTERN
-from hapi.repository.versions import document_of, read_document
+from hapi.errors import ConflictError, NoRoomError, NotFoundError
+from hapi.repository.packs.journal import Needed, append, push_lock
+from hapi.repository.versions import document_of
 from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
-PUSHES, CONDEMNED = "repository/pushes", "repository/condemned.json"
-COLLECTION = "repository/gc.lock"
-
-
-@dataclass(frozen=True)
-class Needed:
-    """Objects that must not be removed."""
-
-    packs: frozenset[str] = frozenset()
-    """Ids."""
-    structures: frozenset[str] = frozenset()
-    """Digests."""
+CONDEMNED, COLLECTION = "repository/condemned.json", "repository/gc.lock"
 
 
 @dataclass(frozen=True)
@@ -57,28 +45,27 @@ class Condemned:
 class RunningPush:
     """A push that is known to collections; made by :func:`running`."""
 
-    def __init__(self, store: ObjectStore, key: str, lease: Lease) -> None:
+    def __init__(self, store: ObjectStore, push: str, lease: Lease) -> None:
         self._store = store
-        self._key = key
+        self._id = push
         self.lease = lease
 
     def needs(self, packs: Collection[str], structure: str) -> Condemned:
         """Say that the push needs packs of these ids, and a structure by its digest; return what is condemned."""
-        needed = {"packs": sorted(packs), "structures": [structure]}
-        self._store.put(self._key, json.dumps(needed).encode())
+        append(self._store, {"push": self._id, "packs": sorted(packs), "structures": [structure]})
         return condemned(self._store)
+
+    def writes(self, name: str, version: int) -> None:
+        """Say that the push is about to write this version, unless another one has its number."""
+        append(self._store, {"push": self._id, "name": name, "version": version})
 
 
 @contextmanager
 def running(store: ObjectStore) -> Iterator[RunningPush]:
     """Run a push inside the block. Any number may run at a time."""
-    name = f"{PUSHES}/{secrets.token_hex(12)}"
-    with store.lock(f"{name}.lock") as lease:
-        try:
-            yield RunningPush(store, f"{name}.json", lease)
-        finally:
-            with suppress(HapiError):  # a collection removes what is left of a push that does not live
-                store.delete(f"{name}.json")
+    push = secrets.token_hex(12)
+    with store.lock(push_lock(push)) as lease:
+        yield RunningPush(store, push, lease)
 
 
 def condemn(store: ObjectStore, ids: Needed) -> None:
@@ -98,7 +85,7 @@ def condemned(store: ObjectStore) -> Condemned:
         return Condemned()
     if not data:
         return Condemned(is_everything=True)
-    return Condemned(_ids(document_of(store, CONDEMNED, data, "run 'hapi gc' again")))
+    return Condemned(Needed.from_json(document_of(store, CONDEMNED, data, "run 'hapi gc' again")))
 
 
 def spare_condemned(store: ObjectStore) -> bool:
@@ -113,48 +100,11 @@ def spare_condemned(store: ObjectStore) -> bool:
     return True
 
 
-def needed_by_pushes(store: ObjectStore, *, clean: bool) -> Needed:
-    """Return what running pushes need.
-
-    Args:
-        store: of the packs.
-        clean: remove what is left of pushes that do not live.
-    """
-    found = Needed()
-    for key in store.list_keys(PUSHES):
-        if not key.endswith(".json"):
-            continue
-        damage: DataError | None = None
-        try:
-            ids = _ids(read_document(store, key, "wait for that push, and run 'hapi gc' again"))
-        except NotFoundError:
-            continue  # it ended since the listing, with its version written
-        except DataError as error:
-            ids, damage = Needed(), error
-        try:
-            with store.lock(f"{key.removesuffix('.json')}.lock"):
-                if clean:
-                    store.delete(key)
-        except ConflictError:  # it lives
-            if damage is not None:
-                raise damage from None
-            found = Needed(found.packs | ids.packs, found.structures | ids.structures)
-    return found
-
-
-def remove_dead_locks(store: ObjectStore, folder: str) -> None:
-    """Remove the locks in ``folder`` whose owners are dead, but those of dead pushes that said what they need."""
+def remove_dead_locks(store: ObjectStore, folder: str, ending: str) -> None:
+    """Remove the locks in ``folder`` whose keys end so, and whose owners are dead."""
     keys = store.list_keys(folder)
-    locks = {f"{name}.lock" for name, dot, _ in (key.partition(".lock") for key in keys) if dot}
-    for lock in sorted(locks - {f"{key.removesuffix('.json')}.lock" for key in keys}):
+    for lock in sorted(
+        {f"{name}{ending}" for name, found, _ in (key.partition(ending) for key in keys) if found}
+    ):
         with suppress(ConflictError), store.lock(lock):  # its holder removes all of it in the end
             pass
-
-
-def _ids(document: Mapping[str, Any]) -> Needed:
-    return Needed(*(_listed(document.get(field)) for field in ("packs", "structures")))
-
-
-def _listed(value: object) -> frozenset[str]:
-    ids = value if isinstance(value, list) else []
-    return frozenset(text for text in ids if isinstance(text, str) and PACK_PATTERN.fullmatch(text))
