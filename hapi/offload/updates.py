@@ -19,9 +19,6 @@ from hapi.offload.pieces import Segment, StatePiece
 
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimisers whose step on a part of a tensor is that part of the step on the whole."""
-CACHED_ELEMENTS = 3 << 14
-"""Elements that are computed together: they stay in a cache, and what is made beside them (192 KiB) is below what
-:func:`hapi.allocator.give_back_large_blocks` gives back, page by page, each time."""
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -83,8 +80,6 @@ class PieceUpdate:
             staging: of those on a GPU.
         """
         self._kind, self._parameters, self._staging = kind, parameters, staging
-        # Beside a GPU all cores compute one part; torch divides no operator of fewer elements among them.
-        self._elements = CACHED_ELEMENTS * (torch.get_num_threads() if staging is not None else 1)
         self.options: Sequence[Mapping[str, Any]] = ()
         """Options of the parameter groups for the running step."""
         self.expected: Sequence[GradientChange] | None = None
@@ -112,7 +107,7 @@ class PieceUpdate:
             source = master if is_recorded else own
             if not _is_same(values, source):
                 values.copy_(source)
-            parts += self._parts(known, piece, segment, values, loaded)
+            parts.append(self._part(known, piece, segment, values, loaded))
             computed.append((known, values, copies))
         _take_step(self._kind, parts)
         for known, values, copies in computed:
@@ -137,29 +132,27 @@ class PieceUpdate:
             return master, (own,)
         return self._staging.values(piece, segment), (own, master)
 
-    def _parts(
+    def _part(
         self,
         known: TrainedParameter,
         piece: StatePiece,
         segment: Segment,
         values: torch.Tensor,
         loaded: Loaded,
-    ) -> list[_Part]:
-        """Cut a segment into parts that stay in a core's cache while they are computed."""
+    ) -> _Part:
+        """Return what a step takes of a segment, whole.
+
+        Torch divides each operator among its threads, which wait for each other by spinning. Operators on parts that
+        stay in a core's cache spare no processor time, and beside other work the many of them took 200 times as much.
+        """
         changes = known.changes if self.expected is None else self.expected
         room = None
         if self._staging is not None:
             room = self._staging.gradient(piece, segment, known.parameter.dtype)
-        gradient = known.part(segment.start, segment.stop, changes, room).float()
-        states = states_of(segment, loaded.record)
-        parts = []
-        for start in range(0, segment.elements, self._elements):
-            span = slice(start, start + self._elements)
-            parameter = nn.Parameter(values[span], requires_grad=True)
-            parameter.grad = gradient[span]
-            kept = {name: state[span] for name, state in zip(known.state_names, states, strict=True)}
-            parts.append(_Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps))
-        return parts
+        parameter = nn.Parameter(values, requires_grad=True)
+        parameter.grad = known.part(segment.start, segment.stop, changes, room).float()
+        kept = dict(zip(known.state_names, states_of(segment, loaded.record), strict=True))
+        return _Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -167,7 +160,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Part(NamedTuple):
-    """Elements that are computed together."""
+    """Elements that an operator computes together."""
 
     values: nn.Parameter
     options: Mapping[str, Any]
