@@ -95,6 +95,12 @@ class BadRequestError(HapiError):
     status, slug, title = 400, "bad-request", "Bad request"
 
 
+class ForeignAnswerError(BadRequestError):
+    """An answer that no hapi-server gives, or none of a version that fits; another server of several may be right."""
+
+    slug, title, on_wire = "foreign-answer", "Not the answer of a hapi-server", False
+
+
 class UsageError(BadRequestError):
     """A person asked for something impossible: a wrong flag, name, value or combination."""
 

@@ -121,6 +121,7 @@ validation:
         ("model: a\n\tbs: 1", "exp.yaml:2:1: not YAML:"),
         (b"model: \xff\xfe", "exp.yaml: not YAML:"),
         ("model: !!python/object/apply:os.system [ls]", "exp.yaml:1:8: model: the tag"),
+        ('model: "\\ud800"', "exp.yaml:1:8: model: '\\ud800' has what is no character"),
         ("model: *nothing", "exp.yaml:1:8: not YAML:"),
         ("[" * 50_000, "exp.yaml: nested too deeply"),
         ("model: " + "a" * 2_000_000, "exp.yaml: larger than"),

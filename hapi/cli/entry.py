@@ -48,6 +48,26 @@ class Leaving:
             _handle(self._previous)
 
 
+class HangUpWaits:
+    """A block in which SIGHUP does nothing, unless a handler is set within: a server that starts has yet to read what
+    the signal would have it read again. It does not end the process either, also if the terminal goes.
+    """
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signal."""
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            _handle(self, signal.SIGHUP)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now: object = signal.getsignal(signal.SIGHUP)
+        if now is self:
+            _handle(signal.SIG_DFL, signal.SIGHUP)
+
+
 class Interruptible:
     """A block in which Ctrl-C raises KeyboardInterrupt again, if it was to end the process at once."""
 
@@ -66,9 +86,9 @@ class Interruptible:
             _handle(self._previous)
 
 
-def _handle(handler: Handler) -> None:
+def _handle(handler: Handler, number: int = signal.SIGINT) -> None:
     try:  # noqa: SIM105  contextlib is not imported here
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(number, handler)
     except ValueError:  # not in the main thread
         pass
 
@@ -83,7 +103,7 @@ def hapi() -> int:
 
 def server() -> int:
     """Entry point of ``hapi-server``; returns the exit code."""
-    with Leaving("hapi-server"):
+    with HangUpWaits(), Leaving("hapi-server"):
         from hapi.cli.server import main
 
         return main()

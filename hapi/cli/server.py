@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
-from hapi.cli.entry import Leaving
+from hapi.cli.entry import HangUpWaits, Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, OneLineParser, run_command
-from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
+from hapi.cli.shared.settings_file import (
+    add_settings_file,
+    print_settings,
+    settings_file,
+    tell_unknown_variables,
+)
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.data.listing import check_store
 from hapi.errors import HapiError, UsageError
@@ -44,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-server``; returns the exit code."""
-    return run_command("hapi-server", lambda: _run(_parsed(argv)), goes_on=True)
+    with HangUpWaits():  # also where this module is run
+        return run_command("hapi-server", lambda: _run(_parsed(argv)), goes_on=True)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -55,6 +61,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(args: argparse.Namespace) -> int:
     from hapi.server.settings import ServerSettings
 
+    tell_unknown_variables("hapi-server", ServerSettings, os.environ, VARIABLES)
     loaded: Loaded[ServerSettings] = load(
         ServerSettings,
         settings_file(args, "settings"),

@@ -20,7 +20,12 @@ from hapi.cli.shared.ranks import along, check_launch, going_on, ranks_of, silen
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
-from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
+from hapi.cli.shared.settings_file import (
+    add_settings_file,
+    print_settings,
+    settings_file,
+    tell_unknown_variables,
+)
 from hapi.cli.shared.training_progress import ProgressPrinter
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
@@ -98,6 +103,7 @@ def _loaded(args: argparse.Namespace, launch: Launch | None) -> tuple[Loaded[Tra
 
 def _run(args: argparse.Namespace, launch: Launch | None) -> int:
     loaded, experiment = _loaded(args, launch)
+    tell_unknown_variables("hapi-train", type(loaded.value), os.environ, VARIABLES)
     if args.print_config:
         print_settings(loaded)
         return EXIT_OK

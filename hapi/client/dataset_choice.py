@@ -24,15 +24,14 @@ def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset
     choices.
     """
     if name is None:
-        names = _names(servers.call("GET", messages.DATASETS_PATH))
+        names = servers.get(messages.DATASETS_PATH, _names)
         if not names:
             raise UsageError("the store has no dataset; make one with 'hapi pack SOURCE STORE/NAME'")
         if len(names) > 1:
             raise UsageError(f"the store has several datasets, choose one with --dataset: {', '.join(names)}")
         name = names[0]
     given_name(name, flag)
-    document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
-    description = DatasetDescription.from_json(document)
+    description = servers.get(f"{messages.DATASETS_PATH}/{name}", DatasetDescription.from_json)
     if description.count == 0:
         raise UsageError(f"dataset {name!r} has no samples")
     check_count(description)
@@ -44,9 +43,7 @@ def _names(listed: Any) -> list[str]:
     try:
         return sorted(check_name(d["name"], "datasets[].name") for d in listed["datasets"])
     except (TypeError, KeyError):
-        raise BadRequestError(
-            "the server's list of datasets has another form than agreed; is this a hapi-server?"
-        ) from None
+        raise BadRequestError("the list of datasets has another form than agreed") from None
 
 
 def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
@@ -115,10 +112,10 @@ def training_counts(
         return description.label_counts or None
     name, whole = description.reference.name, description.label_counts
     try:
-        answer = servers.call("GET", HeldOut(name=name, seed=settings.seed, count=held_out).path)
+        path = HeldOut(name=name, seed=settings.seed, count=held_out).path
+        found = servers.get(path, HeldOutCounts.from_json)
     except NotFoundError:  # a server of an earlier version
         return None
-    found = HeldOutCounts.from_json(answer)
     if found.version != description.reference.version:
         raise ConflictError(f"dataset {name!r} was replaced while this training began; start it again")
     held = found.label_counts

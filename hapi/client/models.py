@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
 from hapi.client.structures import StructureCache
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import ConflictError, UsageError, WeightsAbsentError, WireError
+from hapi.errors import BadRequestError, ConflictError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
@@ -178,15 +179,22 @@ def _pushed(
     )
 
 
+def _described(document: Any) -> Any:
+    """Return a model's description; :class:`BadRequestError` for what is none."""
+    if not isinstance(document, dict) or "format" not in document:
+        raise BadRequestError("it is no description of a model")
+    return document
+
+
 def _describe(servers: ServerPool, name: str) -> PushedModel:
     """Model ``name`` (a reference) as a server describes it."""
-    document = servers.call("GET", f"{messages.MODELS_PATH}/{name}", provider_of=name)
+    document = servers.get(f"{messages.MODELS_PATH}/{name}", _described, provider_of=name)
     digest = structure_of_document(document)
 
     def described() -> ModelStructure:
         """Return the structure as a server has it."""
         path = f"{messages.STRUCTURES_PATH}/{digest}"
-        return ModelStructure.from_json(servers.call("GET", path, provider_of=name))
+        return servers.get(path, ModelStructure.from_json, provider_of=name)
 
     structure = StructureCache().find(digest, described)
     return PushedModel(ModelManifest.from_json(document, structure, answer=True))

@@ -29,6 +29,7 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.prefetcher import Batch, Fetched
 from hapi.client.loading.receiver import checked_samples, stored_buffers
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
+from hapi.client.transport.trouble import is_servers_fault
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import DataError, HapiError, WireError
 from hapi.wire import messages
@@ -160,7 +161,7 @@ class Recheck:
                 try:
                     return self._stored(job, ids, other, once=True)
                 except HapiError as error:
-                    if not error.retryable:
+                    if not is_servers_fault(error):
                         raise
         return self._stored(job, ids, None)
 

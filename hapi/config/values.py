@@ -7,6 +7,7 @@ Text from flags and the environment becomes nodes too, so that every source is r
 from __future__ import annotations
 
 import math
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -201,6 +202,12 @@ class SettingsReader:
         text: str = node.value
         if "\x00" in text:  # no path, name or URL has one, and the system's calls refuse it
             raise self._error(node, setting, "expected text without a NUL character")
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError:  # half of a character, by an escape such as "\\ud800"
+            raise self._error(
+                node, setting, f"{_shown(text)} has what is no character; write it anew"
+            ) from None
         if typing.get_origin(kind) is Literal:
             for choice in typing.get_args(kind):
                 if text == (str(choice).lower() if isinstance(choice, bool) else str(choice)):

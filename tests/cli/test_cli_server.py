@@ -177,6 +177,19 @@ def test_a_wrong_variable_is_named(
     assert code == 2 and "'store' is missing; set it in the file or with --store or HAPI_STORE" in line
 
 
+def test_a_variable_of_no_setting_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hapi.server.lifecycle.run.run_server", lambda *args, **more: 0)
+    for name in ("MAX_QUEUD", "STORE", "VISION_SERVICE_HOST", "PORT_8099_TCP_ADDR", "SERVICE_PORT_HTTP"):
+        monkeypatch.setenv(f"HAPI_SERVER_{name}", "1")
+    assert command.main(["--store", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("HAPI_SERVER_MAX_QUEUD in the environment is no setting, and is not read; "
+                          "did you mean HAPI_SERVER_MAX_QUEUED?")  # fmt: skip
+    assert second.endswith("did you mean HAPI_STORE?")
+
+
 def test_allowed_factories_are_found_in_the_current_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

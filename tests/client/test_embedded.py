@@ -77,7 +77,7 @@ def test_its_end_in_the_middle_is_told_at_once(tmp_path: Path, monkeypatch: pyte
         pool = ServerPool([HttpTransport(server.url)], retry_timeout=60, check=server.check)
         started = time.monotonic()
         with pytest.raises(HapiError, match=r"was killed by SIGKILL; .*memory.*last words: out of luck"):
-            pool.call("GET", "/v1/datasets")
+            pool.get("/v1/datasets", list)
         assert time.monotonic() - started < 45
     finally:
         server.close()

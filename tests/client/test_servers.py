@@ -19,6 +19,7 @@ from hapi.errors import (
     ConflictError,
     DeadlineError,
     DrainingError,
+    ForeignAnswerError,
     HapiError,
     NotFoundError,
     StoreError,
@@ -151,6 +152,20 @@ def test_what_does_not_pass_is_not(error: HapiError) -> None:
     with pytest.raises(type(error)):
         pool.run(attempts)
     assert (len(attempts.asked), pool.retries) == (1, 0)
+
+
+def test_foreign_answers_are_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """Another one is asked, once, and a person is told of the first; where there is no other that is the end."""
+    attempts = Attempts(lambda url, n: ForeignAnswerError(f"{url}: answered 404") if url < "2" else None)
+    pool = make_pool(3)
+    for _ in range(5):
+        assert pool.run(attempts) == "2"
+    assert 2 <= pool.retries <= 5, "they are left alone for a while"
+    assert sorted(caplog.messages) == [f"{n}: answered 404; another server is asked" for n in (0, 1)]
+    attempts = until(9, ForeignAnswerError("x"))
+    with pytest.raises(ForeignAnswerError):
+        make_pool(3).run(attempts)
+    assert sorted(attempts.asked) == ["0", "1", "2"]
 
 
 def test_another_server_is_tried_before_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:

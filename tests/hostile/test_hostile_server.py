@@ -45,7 +45,9 @@ REAL = (
     "features that are no numbers", "trailers without end",
 )  # fmt: skip
 """Kinds that meet a process, memory and time counted."""
-WAITED_FOR = re.compile("drip|silence|too long|twice|come back|gigabytes|half a billion|without end")
+WAITED_FOR = re.compile(
+    "drip|endless page|silence|too long|twice|come back|gigabytes|half a billion|without end"
+)
 """Kinds that take their seconds, as something is waited for."""
 
 
@@ -110,7 +112,8 @@ def test_each_kind_ends_in_one_line(name: str, honest: Handler) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "false features", "another's answer", "dripping frame", "reset",
+        "false features", "another's answer", "dripping frame", "reset", "a balancer's own page",
+        "escapes in a refusal", "escapes in a field",
         *(pytest.param(name, marks=pytest.mark.long) for name in (
             "false labels", "features that are no numbers", "flipped bit", "half a billion ids", "silence in a frame"
         )),

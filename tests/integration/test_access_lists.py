@@ -56,6 +56,7 @@ ROLES = {
     "nobody": {},
 }
 OTHER = {"Authorization": "Bearer otherteam-secret"}
+PROVIDER = "http://127.0.0.1:9/provider-of-others"
 HIDDEN_DATASETS, HIDDEN_MODELS = ("secretset", "brokenset", "halfset"), ("secretmodel",)
 NO_HEX = "0" * 32
 OF_REQUESTS = ("/v1/status", "/metrics")
@@ -82,7 +83,7 @@ class Bed:
         self.secret = store_reference(secret, resnet(), SPLIT).to_json()
         self.structure = secret.manifest.structure.digest
         self.packs = [key.rsplit("/", 1)[1].partition(".")[0] for key in secret.manifest.packs]
-        self.markers = [*HIDDEN_DATASETS, *HIDDEN_MODELS, "otherteam", self.structure, *self.packs,
+        self.markers = [*HIDDEN_DATASETS, *HIDDEN_MODELS, "otherteam", "provider-of", self.structure, *self.packs,
                         self.secret["digest"], self.hidden.dataset.version, secret.manifest.digest]  # fmt: skip
         self.process: ServerProcess
 
@@ -110,9 +111,9 @@ class Bed:
             yield from ({"model": m, **split} for m in models)
         yield from (None, b"{", {}, {"dataset": "secretset"}, b"\xff" * 10)
 
-    def requests(self) -> Iterator[tuple[str, str, Any]]:
-        """All that the crawler asks for; first what tells of the requests before."""
-        yield from (("GET", path, None) for path in OF_REQUESTS)
+    def requests(self) -> Iterator[tuple[str, str, Any, str]]:
+        """Method, path, body and route of all that the crawler asks for; first what tells of the requests before."""
+        yield from (("GET", path, None, path) for path in OF_REQUESTS)
         names = ("digits", *HIDDEN_DATASETS, "absentset", "openbroken", "..", "%2e%2e", "a%20b")
         models = (
             "pushed",
@@ -133,10 +134,12 @@ class Bed:
                 paths = [p.replace(f"{{{field}}}", value) for p in paths for value in fields[field]]
             for path in paths:
                 if operation.method == "post":
-                    yield from (("POST", path, body) for body in self.bodies(operation.path))
+                    yield from (("POST", path, body, operation.path) for body in self.bodies(operation.path))
                 for method in ("GET", "HEAD", "DELETE", *(() if operation.method == "post" else ("POST",))):
-                    yield method, path, None
-        yield from (("GET", path, None) for path in ("/nosuch", "/v1/nosuch", "/v1/datasets/digits/nosuch"))
+                    yield method, path, None, operation.path
+        yield from (
+            ("GET", path, None, "") for path in ("/nosuch", "/v1/nosuch", "/v1/datasets/digits/nosuch")
+        )
 
 
 @pytest.fixture(scope="module", params=["", "--tell-store"])
@@ -144,7 +147,9 @@ def bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     """A server at work for another team: it computes, it failed, it found damage, it holds a request."""
     made, tenants = Bed(tmp_path_factory.mktemp("store")), tmp_path_factory.mktemp("etc") / "tenants.yaml"
     tenants.write_text(TENANTS)
-    arguments = ("--tenants", str(tenants), "--scrub-rate", "1GiB", *filter(None, [request.param]))
+    arguments = ("--tenants", str(tenants), "--scrub-rate", "1GiB", "--share-memory", "16MiB", "--cache-dir",
+                 str(tmp_path_factory.mktemp("kept")), "--accounts", str(tmp_path_factory.mktemp("accounts")),
+                 "--providers", PROVIDER, *filter(None, [request.param]))  # fmt: skip
     with server(made.folder, *arguments) as made.process:
         dataset = made.hidden.dataset.reference.to_json()
         for document in (made.hidden.extract([1], model=made.secret), made.hidden.extract([10**6])):
@@ -213,10 +218,13 @@ def leaks(bed: Bed, role: str, tells_store: bool) -> Iterator[str]:
     """What a role learns that it must not, over all that the crawler asks for."""
     restricted = role != "operator"
     seen: dict[str, tuple[int, str]] = {}
+    unanswered = {(o.method.upper(), o.path) for o in operations()}
     before = ""
-    for method, path, body in bed.requests():
+    for method, path, body, route in bed.requests():
         answer, asked = bed.ask(role, method, path, body), path + repr(body)
         before += asked
+        if answer.status == 200:
+            unanswered.discard((method, route))
         text, where = shown(answer), f"{role}: {method} {path} {body!r:.200}: {answer.status}"
         if restricted:
             yield from (
@@ -238,6 +246,12 @@ def leaks(bed: Bed, role: str, tells_store: bool) -> Iterator[str]:
             found = answer.status, text
             if seen.setdefault(f"{method} {asked}", found) != found:
                 yield f"{where} differs from what is not there: {text[:200]} / {seen[f'{method} {asked}']}"
+    if (
+        not restricted
+    ):  # each route of the application is in the document, and has a good request in the crawl
+        yield from (
+            f"{method} {path}: no good request is made; add one to Bed" for method, path in unanswered
+        )
 
 
 @pytest.mark.parametrize("role", ROLES)

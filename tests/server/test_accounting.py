@@ -54,6 +54,19 @@ def test_a_day_has_its_own_file(tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
+def test_a_clock_that_is_set_back_over_midnight_loses_nothing(tmp_path: Path) -> None:
+    now = [NOON]
+    accounts = Accounts(str(tmp_path), "5e1f", clock=lambda: now[0])
+    for day in (0, 1, 0, 1, 0):
+        now[0] = NOON + day * 86400
+        accounts.add("vision", Account(samples=1))
+        if day:
+            accounts.write()
+    accounts.write()
+    counted = Counter(row["day"] for row in rows(tmp_path) for _ in range(int(row["samples"])))
+    assert counted == {DAY: 3, NEXT: 2}
+
+
 def test_servers_share_a_folder(tmp_path: Path) -> None:
     for server in ("one", "two"):
         accounts = Accounts(str(tmp_path), server, clock=lambda: NOON)

@@ -389,6 +389,7 @@ DOCUMENT: dict[str, Kind] = {
     "come back in 31 years": Kind(problem(429, "busy", retry_after=1e9), "evil"),
     "come back never": Kind(problem(503, "draining", retry_after=-1e308, expected_wait="x"), "evil"),
 }  # fmt: skip
+PAGE = b"<html>" + b"x" * (50 << 20)
 OTHERS = "other samples than were asked for"
 STREAM: dict[str, Kind] = {
     "dripping frame": Kind(dripping(lambda honest: FAREWELL + honest, 0.05), SLOW, EXTRACT),
@@ -404,6 +405,10 @@ STREAM: dict[str, Kind] = {
     "frame of 16 exabytes": Kind(stream(lambda honest: prefix(100, (1 << 64) - 1)), "exceeds the limit", EXTRACT),
     "header of 4 gigabytes": Kind(stream(lambda honest: prefix((1 << 32) - 1, 0)), "exceeds the limit", EXTRACT),
     "half a billion ids": Kind(millions_of_ids, "not a number of samples", EXTRACT),
+    "a balancer's own page": Kind(body(lambda: PAGE, status=404), "answered 404 .*is this a hapi-server", EXTRACT),
+    "endless page of an error": Kind(
+        without_end(b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\n", b"x"), "answered 500 No.*a hapi-server", EXTRACT
+    ),
     "no frames at all": Kind(stream(lambda honest: b"<html>" * 1000), "out of step", EXTRACT),
     "error frame with escapes": Kind(stream(error_with_escapes), r"\\x1b\[2J", EXTRACT),
     "features that are no numbers": Kind(lies(no_numbers), "infinite or no numbers.*--check-features", EXTRACT),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from hapi.config.fields import flat
+from hapi.cli.shared.common import tell
+from hapi.config.fields import every_field, flat, variable_of
 from hapi.config.settings import Loaded
 from hapi.errors import UsageError
+
+_SERVICE_LINK = re.compile(
+    r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)", re.ASCII
+)
+"""End of a variable by which Kubernetes tells of a service."""
 
 
 def add_settings_file(parser: argparse.ArgumentParser, dest: str) -> None:
@@ -28,6 +37,18 @@ def settings_file(args: argparse.Namespace, dest: str) -> str | None:
     if first is not None and second is not None:
         raise UsageError(f"--config {second}: a file of settings is given already, {first}; give one of them")
     return first if second is None else second
+
+
+def tell_unknown_variables(program: str, cls: type[Any], environment: Mapping[str, str], prefix: str) -> None:
+    """Tell a person of variables that begin as those of the settings ``cls`` do, and are none of them."""
+    known = {variable_of(f, prefix): f.name for f in every_field(cls)}
+    by_name = {prefix + name.upper().replace(".", "_"): variable for variable, name in known.items()}
+    for name in sorted(n for n, text in environment.items() if n.startswith(prefix) and text):
+        if name in known or _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
+            continue
+        close = by_name.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.6)), None)
+        hint = f"did you mean {close}?" if close else f"{program} --help lists the settings"
+        tell(program, f"{name} in the environment is no setting, and is not read; {hint}")
 
 
 def print_settings(loaded: Loaded[Any]) -> None:

@@ -25,6 +25,7 @@ from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
 from hapi.client.job_context import JobContext
 from hapi.client.transport.server_pool import ServerPool
+from hapi.client.transport.trouble import is_servers_fault
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
 from hapi.models.graph.numbering import Layer
@@ -90,7 +91,7 @@ def _code_of(servers: ServerPool, url: str, datasets: Iterable[DatasetReference]
     try:
         return servers.run(lambda transport: _told_by(transport, datasets), only=url, once=not alone)
     except HapiError as error:
-        if alone or not error.retryable:
+        if alone or not is_servers_fault(error):
             raise
         return ServerCode(url, None, silent=True)
 

@@ -11,24 +11,23 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from hapi.client.transport.hedging import Hedging, InFlight, Measured, Server
 from hapi.client.transport.server_choice import Asked, soonest
 from hapi.client.transport.stragglers import Stragglers
+from hapi.client.transport.trouble import Trouble, is_absence, is_servers_fault
 from hapi.errors import (
     BusyError,
     DeadlineError,
-    DrainingError,
+    ForeignAnswerError,
     HapiError,
-    HostMemoryError,
-    StoreUnavailableError,
     TransportError,
     UsageError,
 )
 from hapi.wire.rendezvous import ranking
+from hapi.wire.transport.answers import understood
 from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.urls import canonical_url
@@ -56,34 +55,6 @@ _UNMEASURED = -1
 
 class Stopped(Exception):
     """The pool was closed, or its caller no longer wants the result, while a request was under way."""
-
-
-@dataclass(eq=False)
-class _Trouble:
-    """One request, and its failures since its last progress."""
-
-    only: str | None
-    """URL of the one server that is asked; None: any."""
-    content: str
-    """Content whose providers are asked first; empty for none."""
-    busy_first: bool
-    """True when a server that answers sooner is better than a provider."""
-    kind: int
-    """Kind of request, of :class:`Measured`."""
-    error: HapiError | None = None
-    since: float = 0.0
-    """Monotonic time of the first failure."""
-    faults: int = 0
-    """Damaged answers in a row."""
-    tried: set[int] = field(default_factory=set)
-    """Ids of the servers that failed."""
-
-    def add(self, server: Server, error: HapiError) -> None:
-        if self.error is None:
-            self.since = time.monotonic()
-        self.error = error
-        self.faults = 0 if _is_absence(error) else self.faults + 1
-        self.tried.add(id(server))
 
 
 class ServerPool:
@@ -162,9 +133,12 @@ class ServerPool:
         """Wait until the pool is closed, or so long; return whether it is."""
         return self._closed.wait(seconds)
 
-    def call(self, method: str, path: str, document: Any = None, *, provider_of: str = "") -> Any:
-        """Return the JSON answer of any server, the providers of a content first, with retries."""
-        return self.run(lambda transport: transport.call(method, path, document), provider_of=provider_of)
+    def get(self, path: str, read: Callable[[Any], T], *, provider_of: str = "") -> T:
+        """Return ``read`` of the JSON answer of any server, the providers of a content first, with retries."""
+        return self.run(
+            lambda transport: understood(transport.call("GET", path), read, transport.url + path),
+            provider_of=provider_of,
+        )
 
     def run(
         self,
@@ -195,7 +169,7 @@ class ServerPool:
             Stopped: the pool was closed, or ``cancelled`` returned True.
         """
         kind = _UNMEASURED if measured is None else measured.kind
-        trouble = _Trouble(only, provider_of or resident, not provider_of, kind)
+        trouble = Trouble(only, provider_of or resident, not provider_of, kind)
         while True:
             server = self._pick(trouble, cancelled)
             before, flight = progress(), self._sent(server, measured)
@@ -210,12 +184,14 @@ class ServerPool:
                 if unwanted:
                     raise Stopped from None
                 if progress() != before:
-                    trouble = _Trouble(only, trouble.content, trouble.busy_first, kind)
-                trouble.add(server, error)
+                    trouble = Trouble(only, trouble.content, trouble.busy_first, kind)
+                trouble.add(server, error, time.monotonic())
                 if isinstance(error, TransportError):
                     self._check()
-                if once or not error.retryable or self._is_over(trouble):
+                if once or not trouble.may_pass(error, self._candidates(trouble)) or self._is_over(trouble):
                     raise
+                if isinstance(error, ForeignAnswerError) and server.failures == 1:
+                    log.warning("%s; another server is asked", error)
                 with self._lock:
                     self.retries += 1
             except BaseException:
@@ -225,21 +201,21 @@ class ServerPool:
                 self._settle(server, None, flight, good=True)
                 return result
 
-    def _is_over(self, trouble: _Trouble) -> bool:
+    def _is_over(self, trouble: Trouble) -> bool:
         """Return whether a request has had its tries: every server had one when patience ends."""
         late = time.monotonic() >= self._give_up_at(trouble)
         return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._candidates(trouble)))
 
-    def _candidates(self, trouble: _Trouble) -> list[Server]:
+    def _candidates(self, trouble: Trouble) -> list[Server]:
         """The servers that a request may go to."""
         return [s for s in self._servers if trouble.only in (None, s.transport.url)]
 
-    def _give_up_at(self, trouble: _Trouble) -> float:
+    def _give_up_at(self, trouble: Trouble) -> float:
         """Monotonic time at which patience ends."""
         deadline = trouble.since + MAX_RETRY_FACTOR * self._retry_timeout
         return min(deadline, max(trouble.since, self._answered) + self._retry_timeout)
 
-    def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> Server:
+    def _pick(self, trouble: Trouble, cancelled: Callable[[], bool]) -> Server:
         """The best server that is well, waiting for one if need be.
 
         Raises the last error when none will be well before patience ends.
@@ -266,7 +242,7 @@ class ServerPool:
         server.begin(self._chosen)
         return server
 
-    def _best(self, well: Sequence[Server], trouble: _Trouble, now: float) -> Server:
+    def _best(self, well: Sequence[Server], trouble: Trouble, now: float) -> Server:
         """Return the one to ask: one that did not fail yet, by its answer's time and its place, or by its place."""
         fresh = [server for server in well if id(server) not in trouble.tried] or well
         places: dict[str, int] = {}
@@ -314,7 +290,7 @@ class ServerPool:
                 server.answered(asked, time.monotonic())
                 self._answered = time.monotonic()
 
-    def _report_outage(self, trouble: _Trouble, pause: float) -> None:
+    def _report_outage(self, trouble: Trouble, pause: float) -> None:
         """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
 
         A busy server takes some requests and refuses others, so that no answer ends that: it is told once a minute.
@@ -354,10 +330,10 @@ class ServerPool:
                 server.well_at = 0.0
                 self._outage_reported = False
                 self._answered = now
-            if error is None or not error.retryable:
+            if error is None or not is_servers_fault(error):
                 return
             server.failures += 1
-            longest = LONGEST_PAUSE if _is_absence(error) else FAULT_PAUSE
+            longest = LONGEST_PAUSE if is_absence(error) else FAULT_PAUSE
             pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
             if error.retry_after is not None:
                 pause = min(60.0, max(pause, error.retry_after))
@@ -380,16 +356,6 @@ class ServerPool:
         self._hedging.wake()
         for server in (*self._servers, *self._left):
             server.transport.close()
-
-
-def _is_absence(error: HapiError) -> bool:
-    """Return whether the server, or the store behind it, was not there for the request, as opposed to a bad
-    answer.
-    """
-    return isinstance(
-        error,
-        TransportError | BusyError | DeadlineError | DrainingError | HostMemoryError | StoreUnavailableError,
-    )
 
 
 def _name_of(url: str) -> str:

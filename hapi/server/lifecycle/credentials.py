@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hapi.config.token import read_token
 from hapi.errors import UsageError
+from hapi.paths import open_file
 from hapi.server.http.same_origin import is_loopback
 from hapi.server.settings import ListenSettings
 from hapi.server.tenants.by_token import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_tenants
@@ -66,11 +67,13 @@ def check_exposure(listen: ListenSettings, tenants: Tenants) -> None:
 
 
 def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
-    if not listen.tls_cert:
+    if not listen.tls_cert or not listen.tls_key:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
+        for path in (listen.tls_cert, listen.tls_key):
+            open_file(path).close()  # OpenSSL would wait for a named pipe, and read a device without end
         # With a password a key that wants one fails at once, instead of asking on the terminal.
         context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
     except (OSError, ssl.SSLError) as error:

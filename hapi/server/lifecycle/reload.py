@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import ssl
 from contextlib import suppress
 
@@ -27,11 +28,15 @@ class Reload:
     """Keeps a server's credentials as new as their files were at the last SIGHUP. For the main thread."""
 
     def __init__(self, listen: ListenSettings) -> None:
-        """Read the files of ``listen`` for the first time; errors are those of :func:`read_credentials`."""
+        """Read the files of ``listen`` for the first time; errors are those of :func:`read_credentials`.
+
+        A SIGHUP from before that waits for :meth:`run`.
+        """
         self._listen = listen
+        self._asked = asyncio.Event()
+        signal.signal(signal.SIGHUP, lambda *_: self.want())
         self.credentials = read_credentials(listen)
         """The newest good ones."""
-        self._asked = asyncio.Event()
         self._reader = Threads(1, "hapi-reload")
         self.tls = self.credentials.tls
         """For listening sockets: each handshake takes the newest certificate. None for plain HTTP."""

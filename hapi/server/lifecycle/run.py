@@ -63,7 +63,6 @@ def run_server(settings: ServerSettings) -> int:
 def _run(settings: ServerSettings) -> int:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
     reload = Reload(settings)
-    signal.signal(signal.SIGHUP, lambda *_: reload.want())  # one that comes while it starts waits
     raise_descriptor_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -90,9 +89,14 @@ def _run(settings: ServerSettings) -> int:
         )
 
 
-def _ignore_signals() -> None:
-    """Let nothing disturb the end any more, which has its exit code."""
+def _ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Let nothing disturb the end any more, which has its exit code.
+
+    The handlers of ``loop`` go before it is closed: from then on each signal would be an error, or end the process.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if loop is not None:
+            loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -142,6 +146,7 @@ async def _serve(
     for task in watching:
         task.cancel()
     await runner.cleanup()
+    _ignore_signals(loop)
     return code
 
 

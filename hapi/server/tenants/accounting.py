@@ -1,7 +1,8 @@
 """Accounts of tenants: a CSV file for each day (UTC) and server process, with a row for each tenant.
 
 A file is written anew, whole, about once a minute, and at the end of the process. So a process that is killed loses the
-last minute, and servers may share a folder: the sum over the files of a day is that of all.
+last minute, and servers may share a folder: the sum over the files of a day is that of all. A day that is over has its
+file for good: where the clock is set back into it, what follows has another file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -59,7 +61,7 @@ class Accounts:
         """Keep them in ``folder``, which is made if need be.
 
         Args:
-            folder: of the files ``DAY-SERVER.csv``.
+            folder: of the files ``DAY-SERVER.csv``, and ``DAY-SERVER.2.csv`` where the clock was set back.
             server: id of the process.
             clock: seconds since 1970.
 
@@ -71,6 +73,8 @@ class Accounts:
         self._writing = threading.Lock()
         self._days: dict[str, dict[str, Account]] = {}
         """Accounts by day and tenant; past days go once they are written."""
+        self._over = Counter[str]()
+        """Files that are written for good, by day."""
         self._unwritten: set[str] = set()
         self._failed = False
         try:
@@ -109,19 +113,21 @@ class Accounts:
 
     def _forget(self, day: str) -> None:
         with self._lock:
-            if day != self._today() and day not in self._unwritten:
-                self._days.pop(day, None)
+            if day != self._today() and day not in self._unwritten and day in self._days:
+                del self._days[day]
+                self._over[day] += 1
 
     def _write_day(self, day: str) -> None:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
         with self._lock:
+            part = f".{self._over[day] + 1}" if day in self._over else ""
             for tenant, account in sorted(self._days.get(day, {}).items()):
                 cost = f"{account.cost_seconds:.6f}"
                 counts = (account.served, account.shed, account.samples, account.sent_bytes)
                 table.writerow((day, self._server, tenant, *counts, cost))
-        write_atomically(self._folder / f"{day}-{self._server}.csv", text.getvalue().encode())
+        write_atomically(self._folder / f"{day}-{self._server}{part}.csv", text.getvalue().encode())
 
     def _today(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()

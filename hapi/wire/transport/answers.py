@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import http.client
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from hapi.errors import BadRequestError, HapiError, UsageError, from_problem
+from hapi.errors import (
+    BadRequestError,
+    BusyError,
+    ForbiddenError,
+    ForeignAnswerError,
+    HapiError,
+    TooLargeError,
+    TransportError,
+    UnauthorizedError,
+    UsageError,
+    from_problem,
+)
 from hapi.text import printable
 from hapi.waiting import moved
 from hapi.wire.documents import parse_document
+
+T = TypeVar("T")
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Largest JSON answer (descriptions of models with many layers) that a client reads."""
 MAX_PROBLEM_BYTES = 1 << 16
 """Largest description of an error that a client reads."""
+_OF_PROXIES = (BusyError, ForbiddenError, TooLargeError, UnauthorizedError)
+"""Refusals that mean the same whoever gives them."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,20})-([0-9]{1,20})/([0-9]{1,20}|\*)", re.ASCII)
 
 
 def read_document(response: http.client.HTTPResponse, url: str) -> Any:
-    """The JSON answer; :class:`BadRequestError` for anything else, which is no answer of a hapi-server."""
+    """The JSON answer; :class:`ForeignAnswerError` for anything else."""
     body = response.read(MAX_DOCUMENT_BYTES + 1)
     missing = response.length if len(body) <= MAX_DOCUMENT_BYTES else 0
     if missing or (missing is None and not body):  # read() with a limit says nothing of an early end
@@ -28,21 +44,33 @@ def read_document(response: http.client.HTTPResponse, url: str) -> Any:
 
 
 def parsed_answer(body: bytes, url: str) -> Any:
-    """Return the document in ``body``; :class:`BadRequestError` for what is no answer of a hapi-server."""
+    """Return the document in ``body``; :class:`ForeignAnswerError` for anything else."""
     try:
         if len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
         return parse_document(body)
     except ValueError as error:
         reason = printable(str(error))
-        raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
+        raise ForeignAnswerError(
+            f"{url}: the answer is not JSON ({reason}); is this a hapi-server?"
+        ) from None
+
+
+def understood(answer: Any, read: Callable[[Any], T], url: str) -> T:
+    """Return ``read(answer)``; :class:`ForeignAnswerError` with the URL where the document has not the agreed form."""
+    try:
+        return read(answer)
+    except UsageError:
+        raise
+    except BadRequestError as error:
+        raise ForeignAnswerError(f"{url}: {error}; is this a hapi-server, of a version that fits?") from None
 
 
 def check_plain(response: http.client.HTTPResponse, url: str) -> None:
-    """:class:`BadRequestError` for an answer that would first have to be decompressed, to any size."""
+    """:class:`ForeignAnswerError` for an answer that would first have to be decompressed, to any size."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise BadRequestError(
+        raise ForeignAnswerError(
             f"{url}: answered in the encoding {printable(encoding, 40)!r}, which was not asked for; does a proxy "
             "compress answers? Switch that off for it"
         )
@@ -63,11 +91,15 @@ def refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
     retry_after = error.retry_after
     if retry_after is None:
         retry_after = _seconds(response.headers.get("Retry-After"))
-    if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
-        message = str(error)
-    else:  # a proxy, or something else altogether
+    kind, message = type(error), str(error)
+    if not isinstance(problem, dict) or not isinstance(problem.get("detail"), str):
+        # A proxy, which may have a bad moment, or something else altogether.
         message = f"{url}: answered {status} {printable(response.reason)}; is this a hapi-server?"
-    return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
+        if status >= 500:
+            kind = TransportError
+        elif kind not in _OF_PROXIES:
+            kind = ForeignAnswerError
+    return kind(message, retry_after=retry_after, expected_wait=error.expected_wait)
 
 
 def _seconds(text: str | None) -> float | None:
