@@ -94,9 +94,9 @@ def header_bytes(head: bytes, size: int, what: str) -> int:
     """
     length = 8 + int.from_bytes(head[:8], "little")
     if len(head) < 8 or length > min(MAX_HEADER_BYTES, size):
-        raise DataError(
-            f"{what} is no safetensors file that can be read here: its header is longer than the file"
-        )
+        is_short = len(head) < 8 or length > size
+        why = "is longer than the file" if is_short else f"has {length} bytes, more than {MAX_HEADER_BYTES}"
+        raise DataError(f"{what} is no safetensors file that can be read here: its header {why}")
     return length
 
 

@@ -65,6 +65,9 @@ def test_push_then_layers_then_ls(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
     assert code == 0 and "as 'net@3'" in out
     assert run(capsys, "tag", address)[1].splitlines() == ["net@2  best", "net@3"]
+    assert run(capsys, "tag", f"{address}@best")[1] == "net@2  best\n"
+    code, _, err = run(capsys, "tag", f"{address}@0badc0de")
+    assert code == 1 and "no tag or digest '0badc0de'" in err and err.count("\n") == 1
     assert run(capsys, "tag", address, "best")[1] == "net@best is version 3; it was 2\n"
     assert run(capsys, "rm", f"{address}@3", "--yes")[0] == 1
     assert run(capsys, "rm", f"{address}@2", "--yes")[0] == 0

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     address = parse_reference(reference)
     if args.tag is None:
         store = open_store(url)
-        versions = list_versions(store, address.name)
+        one = None if address.wanted is None else resolve(store, address)
+        versions = list_versions(store, address.name) if one is None else [one]
         if not versions:
             raise unknown_model(store, address.name)
         tags = list_tags(store, address.name).values()

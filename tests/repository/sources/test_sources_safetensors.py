@@ -131,6 +131,15 @@ def test_files_without_room_for_their_header_are_refused(tmp_path: Path, data: b
         open_source(tmp_path / "m.safetensors")
 
 
+def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.write((10**10).to_bytes(8, "little"))
+        file.truncate(11 * 10**9)  # sparse
+    with pytest.raises(ModelError, match="its header has 10000000008 bytes, more than 104857600"):
+        open_source(path)
+
+
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.safetensors")
     with pytest.raises(ModelError, match="not a plain file"):
