@@ -21,8 +21,10 @@ from hapi.errors import (
     BadRequestError,
     BusyError,
     DeadlineError,
+    ForeignAnswerError,
     HapiError,
     NotFoundError,
+    TooLargeError,
     TransportError,
     UnauthorizedError,
     UsageError,
@@ -282,9 +284,9 @@ def test_messages_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        ("401 Unauthorized", UnauthorizedError), ("404 Not Found", NotFoundError), ("400 Bad Request", BadRequestError),
+        ("401 Unauthorized", UnauthorizedError), ("404 Not Found", ForeignAnswerError), ("413 Too Large", TooLargeError),
         ("502 Bad Gateway", TransportError), ("503 Service Unavailable", TransportError),
-        ("504 Gateway Timeout", TransportError), ("418 Teapot", BadRequestError),
+        ("504 Gateway Timeout", TransportError), ("500 Worker Limit", TransportError), ("418 No", ForeignAnswerError),
     ],
 )  # fmt: skip
 def test_other_servers_errors_name_the_url(status: str, kind: type[HapiError]) -> None:
