@@ -284,7 +284,7 @@ def test_messages_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        ("401 Unauthorized", UnauthorizedError), ("404 Not Found", ForeignAnswerError), ("413 Too Large", TooLargeError),
+        ("401 Unauthorized", UnauthorizedError), ("404 Not Found", ForeignAnswerError), ("413 Large", TooLargeError),
         ("502 Bad Gateway", TransportError), ("503 Service Unavailable", TransportError),
         ("504 Gateway Timeout", TransportError), ("500 Worker Limit", TransportError), ("418 No", ForeignAnswerError),
     ],
