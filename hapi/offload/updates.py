@@ -19,6 +19,9 @@ from hapi.offload.pieces import Segment, StatePiece
 
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimisers whose step on a part of a tensor is that part of the step on the whole."""
+CACHED_ELEMENTS = 3 << 14
+"""Elements that one thread computes together: they stay in a cache, and what is made beside them (192 KiB) is below
+what :func:`hapi.allocator.give_back_large_blocks` gives back, page by page, each time."""
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -107,7 +110,7 @@ class PieceUpdate:
             source = master if is_recorded else own
             if not _is_same(values, source):
                 values.copy_(source)
-            parts.append(self._part(known, piece, segment, values, loaded))
+            parts += self._parts(known, piece, segment, values, loaded)
             computed.append((known, values, copies))
         _take_step(self._kind, parts)
         for known, values, copies in computed:
@@ -132,27 +135,34 @@ class PieceUpdate:
             return master, (own,)
         return self._staging.values(piece, segment), (own, master)
 
-    def _part(
+    def _parts(
         self,
         known: TrainedParameter,
         piece: StatePiece,
         segment: Segment,
         values: torch.Tensor,
         loaded: Loaded,
-    ) -> _Part:
-        """Return what a step takes of a segment, whole.
+    ) -> list[_Part]:
+        """Cut a segment into parts that stay in a core's cache, where one thread computes.
 
-        Torch divides each operator among its threads, which wait for each other by spinning. Operators on parts that
-        stay in a core's cache spare no processor time, and beside other work the many of them took 200 times as much.
+        Several threads divide each operator, and wait for each other by spinning: beside other work so many small
+        operators take 200 times as much processor time as those on whole segments.
         """
         changes = known.changes if self.expected is None else self.expected
         room = None
         if self._staging is not None:
             room = self._staging.gradient(piece, segment, known.parameter.dtype)
-        parameter = nn.Parameter(values, requires_grad=True)
-        parameter.grad = known.part(segment.start, segment.stop, changes, room).float()
-        kept = dict(zip(known.state_names, states_of(segment, loaded.record), strict=True))
-        return _Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps)
+        gradient = known.part(segment.start, segment.stop, changes, room).float()
+        states = states_of(segment, loaded.record)
+        size = CACHED_ELEMENTS if torch.get_num_threads() == 1 else segment.elements
+        parts = []
+        for start in range(0, segment.elements, size):
+            span = slice(start, start + size)
+            parameter = nn.Parameter(values[span], requires_grad=True)
+            parameter.grad = gradient[span]
+            kept = {name: state[span] for name, state in zip(known.state_names, states, strict=True)}
+            parts.append(_Part(parameter, self.options[known.group], kept, known.steps, known.counts_steps))
+        return parts
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -160,7 +170,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Part(NamedTuple):
-    """Elements that an operator computes together."""
+    """Elements that are computed together."""
 
     values: nn.Parameter
     options: Mapping[str, Any]
