@@ -21,7 +21,7 @@ from hapi.repository.loading.readers import RangeSource, Readers
 from hapi.repository.loading.staging import STAGE_BYTES
 from hapi.store.base import ObjectStore
 from hapi.store.coalesce import COALESCE_GAP
-from hapi.store.http.ranges import GAP_BYTES, PARALLEL
+from hapi.store.http.ranges import GAP_BYTES, PARALLEL, SLICE_BYTES
 from hapi.store.remote import PARALLEL_REQUESTS
 
 LOCAL_RANGE_BYTES = CHECKED_BYTES
@@ -91,10 +91,17 @@ def verified(entry: TensorEntry, raw: torch.Tensor, damaged: Damaged) -> torch.T
     return _formed(entry, raw)
 
 
-def traits_of(source: RangeSource) -> ReadTraits:
-    """Return how ``source`` is best read: a local file by every processor, others by as many requests as they take."""
+def traits_of(source: RangeSource, whole_bytes: int = 0) -> ReadTraits:
+    """Return how ``source`` is best read: a local file by every processor, others by as many requests as they take.
+
+    Args:
+        source: that is read.
+        whole_bytes: bytes of the load if its ranges need not fit into staging buffers. Servers are then asked for long
+            ranges, as each request takes them time, but for enough to keep every connection busy.
+    """
     if not isinstance(source, ObjectStore):
-        return ReadTraits(STAGE_BYTES, PARALLEL, GAP_BYTES)
+        share = whole_bytes // (2 * PARALLEL) // STAGE_BYTES * STAGE_BYTES
+        return ReadTraits(min(max(share, STAGE_BYTES), SLICE_BYTES), PARALLEL, GAP_BYTES)
     if source.local_path("packs") is None:
         return ReadTraits(STAGE_BYTES, PARALLEL_REQUESTS, COALESCE_GAP)
     return ReadTraits(LOCAL_RANGE_BYTES, processor_count(), None)
@@ -117,7 +124,7 @@ class _Load:
         identity: bool,
         damaged: Damaged | None,
     ) -> None:
-        traits = traits_of(source)
+        traits = traits_of(source, sum(e.nbytes for e in entries) if device.type == "cpu" else 0)
         self.source = source
         self.entries = entries
         self.device = device

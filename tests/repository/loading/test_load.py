@@ -107,6 +107,15 @@ def test_no_byte_is_read_twice_and_few_in_vain(tmp_path: Path) -> None:
         assert plan_of(part, traits).moved <= 1.01 * source.nbytes
 
 
+@pytest.mark.parametrize(
+    ("whole", "range_bytes"), [(0, 8), (127, 8), (128, 16), (511, 56), (512, 64), (4096, 64)]
+)
+def test_ranges_of_servers_are_long_but_several_to_a_connection(
+    store: ObjectStore, whole: int, range_bytes: int
+) -> None:
+    assert traits_of(WatchedSource(store), whole << 20).range_bytes == range_bytes << 20
+
+
 def test_nothing_is_read_before_it_is_asked_for(store: ObjectStore, pool: LoadingPool) -> None:
     source = WatchedSource(store)
     found = load(source, write_pack(store, some_tensors(3)), pool=pool)
