@@ -26,9 +26,9 @@ from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.drift import Drift, DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
-from hapi.profiler import pipeline
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.stages import pipeline
 
 BATCHES = 20
 """Batches of an epoch."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from benchmarks.split.ablate import MECHANISMS, Switch, set_values
 from hapi.cli.train import main
 from hapi.client.loading import pacing
-from hapi.profiler import pipeline
+from hapi.profiler.stages import pipeline
 
 ALL_ON = "none (all on)"
 SWITCHES: Mapping[str, Switch] = {

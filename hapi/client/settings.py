@@ -152,6 +152,11 @@ class PlanningSettings:
         "let the split follow when bandwidth or load change after it was chosen (off: HAPI, Algorithm 1)",
         default="on",
     )
+    alternate: OnOff = setting(
+        "with auto, let batches alternate between two splits where that is faster, so that the server computes one "
+        "while the trainer computes the next (off: HAPI's one split)",
+        default="on",
+    )
     profile_epoch: tuple[int, ...] = setting(
         "epoch that is profiled before the split is chosen; may be repeated (HAPI, section 4.3: epoch 0)",
         default=(0,),

@@ -3,7 +3,7 @@
 There are two models. The paper's (HAPI, section 4.3, Algorithm 1): the client waits for whole answers, so a
 training batch takes ``max(client, server + network)``. Ours: frames are streamed, so server, network and
 client overlap and a batch takes about the largest of the three, plus the time to fill and to drain the
-pipeline: :mod:`hapi.profiler.pipeline`.
+pipeline: :mod:`hapi.profiler.stages.pipeline`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hapi.profiler.pipeline import NOTHING_KEPT, Form, Mix, Pipeline
 from hapi.profiler.profile import Job, LayerProfile, Profile
+from hapi.profiler.stages.pipeline import NOTHING_KEPT, Form, Mix, Pipeline
 
 _LIBRARY_BYTES = 8 << 20
 """Bytes of a CPU's libraries, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in
@@ -85,7 +85,7 @@ def estimate(
         sent: form of samples at split 0; does not matter for others.
         mix: shares of the samples that are kept somewhere.
     """
-    pipeline = Pipeline(profile, job, split, sent, mix, depth=prefetch_depth(profile, job, split))
+    pipeline = pipeline_at(profile, job, split, sent, mix)
     bits, variation = profile.link.bits_per_second, profile.link.variation
     bs, seconds = min(job.bs, job.samples), pipeline.epoch(bits)
     return Estimate(
@@ -107,6 +107,13 @@ def estimate(
         if variation
         else (seconds, seconds),
     )
+
+
+def pipeline_at(
+    profile: Profile, job: Job, split: int, sent: Form = "stored", mix: Mix = NOTHING_KEPT
+) -> Pipeline:
+    """Return the stages of a split; arguments as for :func:`estimate`."""
+    return Pipeline(profile, job, split, sent, mix, depth=prefetch_depth(profile, job, split))
 
 
 def prefetch_depth(profile: Profile, job: Job, split: int) -> int:

@@ -270,6 +270,8 @@ class Job:
     weights_from: int | None = None
     """Weights of the layers after this one stay on the client's device, also at a later split, as a strategy may come
     back to them; None for only those after the split."""
+    alternate: bool = True
+    """Batches may alternate between two splits."""
 
     @classmethod
     def load(cls, path: str) -> Self | None:

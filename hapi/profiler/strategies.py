@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hapi.errors import DeviceMemoryError, UsageError
-from hapi.profiler.cost import Estimate, estimate, largest_batch
+from hapi.profiler.cost import Estimate, estimate, largest_batch, pipeline_at
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.stages.alternation import Alternating, Alternation, best_alternation
 
 Strategy = Callable[[Sequence[int], int], int]
 """(bytes of one sample after layer 0..L, freeze index) to split index."""
@@ -66,6 +67,10 @@ class Plan:
     split: int
     candidates: tuple[Candidate, ...]
     """Every candidate split from 0, in order."""
+    alternation: Alternation | None = None
+    """Two splits whose batches alternate, where that is faster than :attr:`split` alone: with ``auto`` only."""
+    epoch_seconds: float
+    """Seconds of an epoch by the plan."""
 
     @property
     def chosen(self) -> Candidate:
@@ -158,7 +163,31 @@ def plan(strategy: str, profile: Profile, job: Job) -> Plan:
         )
         for e in estimates
     )
-    return Plan(strategy=strategy, split=split, candidates=candidates)
+    fitting = tuple(c.estimate.split for c in candidates if c.fits)
+    alternation = alternation_of(profile, job, fitting) if strategy == "auto" else None
+    return Plan(
+        strategy=strategy,
+        split=split,
+        candidates=candidates,
+        alternation=alternation,
+        epoch_seconds=estimates[split].epoch_seconds
+        if alternation is None
+        else seconds_at(profile, job, alternation),
+    )
+
+
+@lru_cache(maxsize=32)
+def alternation_of(profile: Profile, job: Job, splits: tuple[int, ...]) -> Alternation | None:
+    """Return the two of ``splits`` whose batches should alternate; None where one split is as good, or must do."""
+    if not job.alternate or len(splits) < 2:
+        return None
+    return best_alternation([pipeline_at(profile, job, s) for s in splits], profile.link.bits_per_second)
+
+
+def seconds_at(profile: Profile, job: Job, at: Alternation) -> float:
+    """Return the seconds of an epoch whose batches run at ``at``."""
+    one, other = (pipeline_at(profile, job, split) for split in (at.split, at.other))
+    return Alternating(one, other, at.share).epoch(profile.link.bits_per_second)
 
 
 def choices(profile: Profile, job: Job) -> dict[str, int | None]:

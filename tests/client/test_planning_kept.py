@@ -103,6 +103,7 @@ def test_resumed_on_another_kind_of_device_it_profiles_anew() -> None:
     "damage",
     [
         {"split": 5}, {"split": -1}, {"split": True}, {"split": "3"}, {"min_split": 9}, {"profiled": [None]},
+        {"other_split": 5, "other_share": 0.5}, {"other_split": 0}, {"other_split": 0, "other_share": 0.75},
         {"profiled": 3}, {"profile": {}}, {"profile": None}, {"profile": replace(truth(), freeze=2).to_json()},
     ],
     ids=repr,

@@ -29,6 +29,7 @@ from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.split_range import SplitRange
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import ENOUGH_BYTES
+from hapi.profiler.stages.alternation import Alternation
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -224,7 +225,7 @@ def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
     )
     profile = replace(world.true, layers=layers, samples=replace(world.true.samples, stored_bytes=8 * large))
     assert profile.sent_bytes(3) * samples >= ENOUGH_BYTES and profile.sent_bytes(2) > profile.sent_bytes(3)
-    assert LinkProbe().split("auto", profile, JOB, SplitRange(0, 4), 4) == 2
+    assert LinkProbe().split("auto", profile, JOB, SplitRange(0, 4), Alternation.only(4)) == 2
 
 
 def test_a_link_that_stays_slow_is_looked_at_ever_more_rarely() -> None:
@@ -245,7 +246,7 @@ def test_looks_that_take_long_are_rarer() -> None:
     profile, look, looks, batches = world.true, LinkProbe(), 0, 20_000
     for _ in range(batches):
         if look.due([]):
-            at = look.split("auto", profile, JOB, SplitRange(0, 4), 4)
+            at = look.split("auto", profile, JOB, SplitRange(0, 4), Alternation.only(4))
             assert at is not None
             looks += 1
     probing, staying = (estimate(profile, JOB, s).epoch_seconds for s in (at, 4))

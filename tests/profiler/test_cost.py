@@ -14,8 +14,8 @@ from support.profiler_tools import crafted, free_server, free_tier
 
 from hapi.errors import DeviceMemoryError
 from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
-from hapi.profiler.pipeline import OVERLAP_NORM, Mix
 from hapi.profiler.profile import PROFILE_VERSION, Job, LinkProfile, Profile
+from hapi.profiler.stages.pipeline import OVERLAP_NORM, Mix
 from hapi.profiler.strategies import PLANNERS, plan
 
 SLOW = LinkProfile(bits_per_second=8e6, variation=0.0, request_seconds=0.002)  # 1 MB/s

@@ -14,9 +14,9 @@ from support.profiler_tools import free_tier
 from hapi.client.planning.controller import SplitController
 from hapi.errors import ConfigError
 from hapi.profiler.cost import estimate
-from hapi.profiler.pipeline import Pipeline
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.ranks import as_shared
+from hapi.profiler.stages.pipeline import Pipeline
 from hapi.profiler.strategies import plan
 
 

@@ -13,7 +13,6 @@ from support.profiler_tools import crafted, free_tier
 
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.cost import memory
-from hapi.profiler.pipeline import FEWEST_ROWS, Mix, Pipeline, rows_asked
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import LEAST_GAIN, choose_reuse
 from hapi.profiler.reuse.facts import (
@@ -26,6 +25,7 @@ from hapi.profiler.reuse.facts import (
     Storage,
 )
 from hapi.profiler.reuse.job_cost import RECORD_BYTES, Choice, JobCost, JobPricer
+from hapi.profiler.stages.pipeline import FEWEST_ROWS, Mix, Pipeline, rows_asked
 
 rates = st.floats(1e3, 1e10)
 storages = st.builds(
@@ -112,7 +112,7 @@ def test_no_choice_is_better_than_the_chosen_one(
     best = min(cost.money if aim == "money" else cost.seconds for cost in costs)
     mine = found.money if aim == "money" else found.seconds
     assert mine * (1 - LEAST_GAIN) <= best * (1 + 1e-6)
-    assert found.cost in costs or found.choice.limit < 1
+    assert found.cost in costs or found.choice.limit < 1 or found.alternation is not None
     for cost in (*costs, found.cost):
         assert min(cost.seconds, cost.money, cost.received_bytes, cost.server_seconds) >= 0
         assert 0 <= cost.kept <= 1 + 1e-12 and cost.first_epoch_seconds >= 0 <= cost.last_epoch_seconds
@@ -269,9 +269,10 @@ def test_what_is_kept_and_read_too_slowly_is_read_in_part() -> None:
     kept = (KeptShare(cut=1, share=1.0),)
     known = ReuseFacts(client=Storage(bytes=10**12, read=5e5, write=1e9), client_kept=kept)
     profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
-    found = choose_reuse(profile, Job(bs=20, samples=1000, epochs=10, request_size=20), known)
+    job = Job(bs=20, samples=1000, epochs=10, request_size=20, alternate=False)
+    found = choose_reuse(profile, job, known)
     assert found.mode == "keep here" and 0.2 < found.choice.limit < 0.5
-    every = JobPricer(profile, Job(bs=20, samples=1000, epochs=10, request_size=20), known, KEPT)
+    every = JobPricer(profile, job, known, KEPT)
     assert found.seconds < 0.8 * every.job_cost(Prices()).seconds
     assert found.cost.kept == pytest.approx(found.choice.limit)
 
@@ -286,8 +287,8 @@ def test_memory_holds_features_without_their_codec_and_no_stored_samples() -> No
     codec = CodecCost(name="planes", ratio=2.0, encode=1e9, decode=1e7)
     profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
     job = Job(bs=20, samples=1000, epochs=10, request_size=20)
-    mix = JobPricer(profile, job, known, replace(KEPT, codec=codec)).mix(1.0)
+    mix = JobPricer(profile, job, known, replace(KEPT, codec=codec)).epoch(1.0).mix
     assert mix.hit_read_seconds == pytest.approx(0.5 * (5_000 + RECORD_BYTES) / 1e6, rel=1e-3)
     assert mix.hit_read_cpu == pytest.approx(0.5 * 10_000 / 1e7, rel=1e-2)
-    samples = JobPricer(profile, job, known, Choice(mode="keep samples", cut=0, split=0)).mix(1.0)
+    samples = JobPricer(profile, job, known, Choice(mode="keep samples", cut=0, split=0)).epoch(1.0).mix
     assert samples.hit_read_seconds == pytest.approx((1_000 + RECORD_BYTES) / 1e6)

@@ -26,10 +26,10 @@ from hapi.paths import check_outputs
 from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, estimate
 from hapi.profiler.offload_costs import PricedOffload
-from hapi.profiler.pipeline import Form
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.over_epochs import courses
+from hapi.profiler.stages.pipeline import Form
 from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
 
 _KIND = "plan"

@@ -30,10 +30,10 @@ from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.errors import UsageError
 from hapi.models.devices import arithmetic_name
-from hapi.profiler.pipeline import FEWEST_ROWS
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.reuse.facts import CutCodecs
 from hapi.profiler.reuse.job_cost import Mode
+from hapi.profiler.stages.pipeline import FEWEST_ROWS
 from hapi.trace import Tracer
 from hapi.wire.cache_room import CacheRoom
 from hapi.wire.references import DatasetReference

@@ -64,8 +64,9 @@ class WireCodecs:
 
     def encoded(self, job: ExtractionJob, planned: Choice | None = None) -> ExtractionJob:
         """Return ``job`` with the codec for its split: that of the ``planned`` choice where none was chosen yet."""
-        if planned is not None and planned.split == job.split and self._named is None:
-            name = next(codec for codec in CODECS if codec == planned.wire.name)
+        wire = None if planned is None else planned.wire_of(job.split)
+        if wire is not None and self._named is None:
+            name = next(codec for codec in CODECS if codec == wire.name)
             if name != NONE:
                 self._chosen.setdefault(job.split, name)
         codec = self._chosen.get(job.split, NONE) if self._named is None else self._named

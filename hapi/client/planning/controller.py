@@ -10,8 +10,8 @@ States of a planned run::
                             split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
 
-While decided, a split that sends too little to show the link is left for a batch or two now and then, where a faster
-link would make another split better: else a link that recovered would never be noticed.
+Decided may be one split, or two that alternate (:mod:`hapi.profiler.stages.alternation`). A split that sends too little
+to show the link is left for a batch now and then, where a faster link would be of use: else it would never be noticed.
 
 In every state a batch that did not fit this side's memory raises the smallest split, and one that a server has no
 memory for lowers the largest. Nothing of this changes what is trained: only where frozen layers run.
@@ -25,21 +25,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hapi.client.planning import plan_records as records
 from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.counts import CostMeter
-from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
+from hapi.client.planning.drift import DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
-from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits, plan_document
+from hapi.client.planning.plan_records import OtherDeviceError, fitted
 from hapi.client.planning.profile_phase import Profiling, schedule
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, first_that_fits, late_split, received_ahead
 from hapi.client.settings import ORACLE
 from hapi.profiler.change import Change
-from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import ReusePlan
-from hapi.profiler.strategies import Plan, plan
+from hapi.profiler.stages.alternation import Alternation
+from hapi.profiler.strategies import Plan, plan, seconds_at
 
 
 class SplitController:
@@ -89,7 +90,10 @@ class SplitController:
         self._range = SplitRange(self.weights_from, sizes.last_split)
         self._late = late_split(strategy, sizes, job, self.weights_from)
         """The later of the two splits that are profiled."""
-        self._split = self._late
+        self._at = Alternation.only(self._late)
+        """What batches run at that are not for profiling."""
+        self._opened = 0
+        """Batches that have opened at it."""
         self._profiling = Profiling(meter, sizes)
         self._unopened_change = False
         """True when no batch has opened since the last change."""
@@ -102,8 +106,6 @@ class SplitController:
         self._probe = LinkProbe()
         self._probes: list[int] = []
         """Splits of batches to come that show the link."""
-        self._probing: int | None = None
-        """The split of such a batch, until what it showed is known."""
         self.probes = 0
         """Batches that were run to see the link."""
         if profile is not None:
@@ -124,14 +126,17 @@ class SplitController:
             if self._unopened_change:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
-            return self._split, False
+            self._opened += 1
+            return self._at.split_of(self._opened - 1), False
 
     @property
     def upcoming(self) -> int | None:
         """The split that is expected after that of the batches that open now; None if none is known yet."""
         with self._lock:
-            following = self._profiling.following
-        return self._hold.delayed if following is None else self._range.nearest(following)
+            following, at = self._profiling.following, self._at
+        if following is not None:
+            return self._range.nearest(following)
+        return at.other if at.share else self._hold.delayed
 
     def may_open(self, live: int) -> bool:
         """Return whether a batch may open beside ``live`` others: a profile that ends early has few ahead of it."""
@@ -141,8 +146,8 @@ class SplitController:
 
     @property
     def split(self) -> int:
-        """Split of batches that are not for profiling."""
-        return self._split
+        """Split of batches that are not for profiling, or of most of them."""
+        return self._at.split
 
     @property
     def profiling(self) -> bool:
@@ -180,11 +185,9 @@ class SplitController:
         job = replace(self.job, epochs=max(1, self.job.epochs - epoch))
         return self.chooser.choose(self.profile, job, self._range.candidates(self.plan))
 
-    def _best(self) -> int:
-        """The split by the present plan."""
-        if self.plan is None or self.reuse is None or self.reuse.split not in self._range:
-            return self._split if self.plan is None else self._range.best(self.plan)
-        return self.reuse.split
+    def _best(self) -> Alternation:
+        """What batches run at by the present plan."""
+        return self._at if self.plan is None else self._range.decided(self.plan, self.reuse)
 
     def _reopen(self) -> None:
         """Schedule batches again that had opened when a pass was left in its middle."""
@@ -208,11 +211,11 @@ class SplitController:
         elif self._watch is not None and self._replan:
             found = self._watch.batch_done(split, rates, bounds)
             if found is not None:
-                before = self._seconds(self._split)
+                before = self._seconds(self._at)
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
                 self._choose_reuse(epoch)
-                self._worse = self._seconds(self._split) > (1 + self._hold.hysteresis) * before
+                self._worse = self._seconds(self._at) > (1 + self._hold.hysteresis) * before
             self._follow_plan((epoch, batch + 1))
             self._probe_link(split, rates, bounds)
 
@@ -248,11 +251,10 @@ class SplitController:
             why += f", profiling goes on from split {nearest}"
             self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
             with self._lock:
-                self._split = self._range.nearest(self._split)
-        elif self._split not in self._range:
+                self._at = Alternation.only(self._range.nearest(self._at.split))
+        elif self._at.split not in self._range or self._at.other not in self._range:
             self._choose_reuse(at[0])
-            after = self._range.nearest(self._split) if self.plan is None else self._best()
-            self._change(at, after, why)
+            self._change(at, self._range.allowed(self._best()), why)
 
     @property
     def received_ahead(self) -> int:
@@ -267,16 +269,17 @@ class SplitController:
             self.measured = self._profiling.seconds()
         self._adopt(self._profiling.profile(), (epoch, batch + 1), "profiled")
 
-    def _adopt(self, profile: Profile, at: tuple[int, int], why: str, split: int | None = None) -> None:
-        """Plan from ``profile``; with ``split`` the decision is taken already."""
+    def _adopt(
+        self, profile: Profile, at: tuple[int, int], why: str, decided: Alternation | None = None
+    ) -> None:
+        """Plan from ``profile``, unless it is ``decided`` already."""
         self.profile = profile
         self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
         self._choose_reuse(at[0])
         tried = {s: seconds for s, seconds in self.measured.items() if s in self._range}
-        if split is None and tried:
-            split = min(tried, key=lambda s: tried[s])
-        chosen = self._best() if split is None else self._range.nearest(split)
-        self._change(at, chosen, why)
+        if decided is None and self.strategy == ORACLE:
+            decided = Alternation.only(min(tried, key=lambda s: tried[s]) if tried else self._best().split)
+        self._change(at, self._best() if decided is None else self._range.allowed(decided), why)
         self._watch = None
         if self._replan:
             self._watch = DriftDetector(
@@ -296,55 +299,50 @@ class SplitController:
         if self.plan is None or self._why is None:
             return
         after = self._best()
-        now = self._seconds(self._split)
+        now = self._seconds(self._at)
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
-        if after == self._split or gain <= self._hold.hysteresis:
+        if after == self._at or gain <= self._hold.hysteresis:
             self._why, self._worse = None, False
-        elif self._hold.allows(after, at_once=self._worse):
+        elif self._hold.allows(after.split, at_once=self._worse):
             self._hold.begin()
             self._worse = False
-            self._probe.restart()
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
 
-    def _seconds(self, split: int) -> float:
-        """Seconds of an epoch at ``split``, by the plan; with a choice of what is kept those of all that follow."""
-        of_job = None if self.chooser is None else self.chooser.seconds_at(split)
-        if of_job is None:
-            return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
-        return of_job
+    def _seconds(self, at: Alternation) -> float:
+        """Seconds of an epoch at ``at``, by the plan; with a choice of what is kept those of all that follow."""
+        of_job = None if self.chooser is None else self.chooser.seconds_at(at)
+        if of_job is not None:
+            return of_job
+        return 0.0 if self.profile is None else seconds_at(self.profile, self.job, at)
 
     def _probe_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
-        """Let the next batch show the link if it was not seen for long and a faster one would be of use.
-
-        A second one follows if the first, whose arrivals are known at the latest when it is done, shows such
-        a link.
-        """
+        """Let the next batch show the link if it was not seen for long and a faster one would be of use."""
         if self.profile is None:
             return
-        bits, probe = self.profile.link.bits_per_second, None
-        seen, _ = shown_rate(rates, bounds, bits)
-        if seen is not None and seen > (1 + Drift.MARGIN) * bits:
-            probe, self._probing = self._probing, None
-        elif split == self._probing:
-            self._probing = None
-        if probe is None and self._probe.due(rates):
-            probe = self._probing = self._probe.split(
-                self.strategy, self.profile, self.job, self._range, self._split
-            )
+        profile = self.profile
+
+        def choose() -> int | None:
+            return self._probe.split(self.strategy, profile, self.job, self._range, self._at)
+
+        probe = self._probe.batch_done(split, rates, bounds, profile.link.bits_per_second, choose)
         if probe is not None:
             with self._lock:
                 self._probes = [probe]
 
-    def _change(self, at: tuple[int, int], split: int, why: str) -> None:
+    def _change(self, at: tuple[int, int], after: Alternation, why: str) -> None:
         with self._lock:
-            if split != self._split or len(self.changes) == self.earlier_changes:
-                change = Change(epoch=at[0], batch=at[1], before=self._split, after=split, why=why)
-                self.changes.append(change)
+            if after != self._at or len(self.changes) == self.earlier_changes:
+                why = f"{why}; {after.text}" if after.text else why
+                before = self._at.split
+                self.changes.append(
+                    Change(epoch=at[0], batch=at[1], before=before, after=after.split, why=why)
+                )
                 self._unopened_change = True
                 self._probes.clear()
-                self._probing = None
-            self._split = split
+                self._probe.restart()
+                self._opened = 0
+            self._at = after
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
 
@@ -353,11 +351,11 @@ class SplitController:
         kept = None if self.chooser is None else self.chooser.epoch_seconds(samples)
         if kept is not None or self.profile is None:
             return kept
-        return estimate(self.profile, replace(self.job, samples=samples), self._split).epoch_seconds
+        return seconds_at(self.profile, replace(self.job, samples=samples), self._at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan with every candidate, and the changes."""
-        document = plan_document(self.strategy, self._split, self.job, self.profile, self.plan)
+        document = records.plan_document(self.strategy, self._at, self.job, self.profile, self.plan)
         document |= {"changes": [change.to_json() for change in self.changes], "looks": self.probes}
         if self.chooser is not None and (kept := self.chooser.to_json()) is not None:
             document["reuse"] = kept
@@ -371,7 +369,7 @@ class SplitController:
             return None
         return {
             "strategy": self.strategy,
-            "split": self._split,
+            **records.at_document(self._at),
             "min_split": self._range.min_split,
             "max_split": self._range.max_split,
             "profiled": sorted(self._profiled),
@@ -387,7 +385,7 @@ class SplitController:
         """
         if state is None:
             return
-        split, min_split, max_split, profiled = kept_splits(state, self.sizes.last_split)
+        kept, min_split, max_split, profiled = records.kept_splits(state, self.sizes.last_split)
         try:
             profile = fitted(Profile.from_json(state["profile"]), self.sizes)
         except OtherDeviceError:
@@ -396,5 +394,5 @@ class SplitController:
         self._profiled.update(profiled)
         self.changes, self.probes = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
         self.earlier_changes = len(self.changes)
-        decided = split if state["strategy"] == self.strategy else None
+        decided = kept if state["strategy"] == self.strategy else None
         self._adopt(profile, (epoch, batch), "from the checkpoint", decided)

@@ -9,6 +9,7 @@ from hapi.errors import ConfigError
 from hapi.profiler.fit import Sizes
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.ranks import as_shared
+from hapi.profiler.stages.alternation import Alternation
 from hapi.profiler.strategies import Plan, choices
 
 
@@ -16,8 +17,8 @@ class OtherDeviceError(ConfigError):
     """A profile whose seconds were measured on another kind of device."""
 
 
-def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
-    """Return (split, min_split, max_split, profiled epochs) of a saved plan.
+def kept_splits(state: Any, last_split: int) -> tuple[Alternation, int, int, list[int]]:
+    """Return (what batches run at, min_split, max_split, profiled epochs) of a saved plan.
 
     ValueError, KeyError or TypeError for anything but a plan of a model whose last split is ``last_split``.
     """
@@ -28,7 +29,14 @@ def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
         raise ValueError("its splits are none of this model")
     if not all(type(e) is int for e in profiled):
         raise ValueError("its profiled epochs are no numbers")
-    return split, min_split, max_split, profiled
+    at, other, share = Alternation.only(split), state.get("other_split"), state.get("other_share")
+    if other is not None:
+        if not (
+            type(other) is int and 0 <= other <= last_split and type(share) is float and 0 < share <= 0.5
+        ):
+            raise ValueError("its splits do not alternate")
+        at = Alternation(split=split, other=other, share=share)
+    return at, min_split, max_split, profiled
 
 
 def fitted(profile: Profile, sizes: Sizes) -> Profile:
@@ -67,19 +75,25 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
     return as_shared(known_bytes, sizes.ranks, sizes.local_ranks)
 
 
+def at_document(at: Alternation) -> dict[str, Any]:
+    """Return what batches run at, as it is in a report and in a checkpoint."""
+    document: dict[str, Any] = {"split": at.split}
+    return document | {"other_split": at.other, "other_share": at.share} if at.share else document
+
+
 def plan_document(
-    strategy: str, split: int, job: Job, profile: Profile | None, plan: Plan | None
+    strategy: str, at: Alternation, job: Job, profile: Profile | None, plan: Plan | None
 ) -> dict[str, Any]:
     """Return the plan as it is in a run's report.
 
     Args:
         strategy: rule that chose.
-        split: the present choice.
+        at: the present choice.
         job: the training that estimates are for.
         profile: the measurements; None before there are some.
         plan: every candidate with its estimate.
     """
-    document: dict[str, Any] = {"strategy": strategy, "split": split, "job": asdict(job)}
+    document: dict[str, Any] = {"strategy": strategy, **at_document(at), "job": asdict(job)}
     if profile is not None and plan is not None:
         document["profile"] = profile.to_json()
         document["candidates"] = [asdict(candidate) for candidate in plan.candidates]

@@ -11,6 +11,7 @@ from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
 from hapi.profiler.reuse.facts import RAW, CutCodecs, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer
+from hapi.profiler.stages.alternation import Alternation
 
 HYSTERESIS = 0.05
 """Part of what is left of the job that another choice must save to be taken."""
@@ -78,7 +79,7 @@ class ReuseChooser:
             splits=splits,
             always=self._always,
         )
-        if before is not None and before.split in splits and self._possible(before.choice, facts):
+        if before is not None and before.choice.within(splits) and self._possible(before.choice, facts):
             now = JobPricer(profile, job, facts, before.choice).job_cost(self._prices)
             if self._aim(found.cost) > (1 - HYSTERESIS) * self._aim(now):
                 self.plan = replace(before, cost=now)
@@ -97,20 +98,21 @@ class ReuseChooser:
             return facts.server is not None and not facts.refused
         return choice.mode == "recompute" or (facts.client is not None and not facts.refused)
 
-    def seconds_at(self, split: int) -> float | None:
-        """Return the seconds of what is left of the job by the present choice, but at ``split``.
+    def seconds_at(self, at: Alternation) -> float | None:
+        """Return the seconds of what is left of the job by the present choice, but with batches at the split of ``at``.
 
-        None before there is a choice; infinite for a split that does not go with what is kept.
+        None before there is a choice; infinite for splits that do not go with what is kept.
         """
         if self.plan is None or self._profile is None or self._job is None or self._last is None:
             return None
-        choice = self.plan.choice
-        if choice.mode in ("keep samples", "keep there") and split != choice.split:
-            choice = Choice(mode="recompute", cut=0, split=split)
-        elif choice.mode == "keep here" and split > choice.cut:
+        choice, last = self.plan.choice, self._last
+        if choice.mode in ("keep samples", "keep there") and at != Alternation.only(choice.split):
+            choice = Choice(mode="recompute", cut=0, split=at.split)
+        elif choice.mode == "keep here" and max(at.split, at.other) > choice.cut:
             return float("inf")
-        wire = choice.wire if split == choice.split else self._last.wire_at(split)[0]
-        choice = replace(choice, split=split, wire=wire)
+        wire, other = (choice.wire_of(split) or last.wire_at(split)[0] for split in (at.split, at.other))
+        alternation = at if at.share else None
+        choice = replace(choice, split=at.split, wire=wire, alternation=alternation, other_wire=other)
         return JobPricer(self._profile, self._job, self._last, choice).job_cost(self._prices).seconds
 
     def encoding_seconds(self, split: int) -> float:

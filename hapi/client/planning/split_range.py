@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hapi.profiler.cost import memory
 from hapi.profiler.fit import Sizes, profile_of
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choose import ReusePlan
+from hapi.profiler.stages.alternation import Alternation
 from hapi.profiler.strategies import PLANNERS, Plan, plan
 
 
@@ -30,6 +32,12 @@ class SplitRange:
         """Return the allowed split that is nearest to ``split``."""
         return min(max(split, self.min_split), self.max_split)
 
+    def allowed(self, at: Alternation) -> Alternation:
+        """Return ``at``, or where one of its splits is not allowed the split that is nearest to its first."""
+        if at.split in self and at.other in self:
+            return at
+        return Alternation.only(self.nearest(at.split))
+
     def best(self, found: Plan) -> int:
         """Return the plan's split; if it is not allowed, the fastest allowed one, preferably one that fits
         the memory.
@@ -39,6 +47,13 @@ class SplitRange:
         inside = found.candidates[self.min_split : self.max_split + 1]
         fitting = [c.estimate for c in inside if c.fits] or [c.estimate for c in inside]
         return min(fitting, key=lambda e: e.epoch_seconds).split
+
+    def decided(self, found: Plan, reuse: ReusePlan | None) -> Alternation:
+        """Return what batches run at by the choice of what is kept, or by the plan alone, as far as it is allowed."""
+        if reuse is not None and reuse.split in self:
+            return self.allowed(reuse.alternation or Alternation.only(reuse.split))
+        at = found.alternation or Alternation.only(found.split)
+        return at if at.split in self and at.other in self else Alternation.only(self.best(found))
 
     def candidates(self, found: Plan) -> list[int]:
         """Return the splits that keeping is planned with: with ``auto`` all allowed ones that fit the memory, else the

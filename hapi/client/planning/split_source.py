@@ -278,6 +278,7 @@ def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudge
         in_flight=settings.in_flight * job_context.servers.size,
         prefetch_bytes=settings.prefetch_bytes,
         memory_bytes=budget.bytes,
+        alternate=settings.alternate == "on" and job_context.strategy == "auto",
     )
 
 

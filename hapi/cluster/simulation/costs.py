@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hapi.profiler.cost import prefetch_depth
-from hapi.profiler.pipeline import Pipeline
 from hapi.profiler.profile import Job, LayerProfile, Profile, TierProfile
+from hapi.profiler.stages.pipeline import Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import CodecCost, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
+from hapi.profiler.stages.alternation import Alternation, best_alternation
 
 LEAST_GAIN = 0.01
 """Least part of the job that keeping must save where nothing is kept yet."""
@@ -66,6 +67,11 @@ class ReusePlan:
     def split(self) -> int:
         """Split of the samples that are not kept."""
         return self.choice.split
+
+    @property
+    def alternation(self) -> Alternation | None:
+        """Split that takes some batches instead of :attr:`split`, and their share."""
+        return self.choice.alternation
 
     @property
     def one_epoch(self) -> bool:
@@ -134,6 +140,9 @@ def choose_reuse(
     features = costs["keep here"]
     if features is not None:
         costs["keep here"] = _limited(profile, job, facts, prices, features, order)
+    if objective == "time" and job.alternate:
+        for mode in ("recompute", "keep here"):
+            costs[mode] = _alternating(profile, job, facts, prices, costs[mode], taken)
     return _decided(job, facts, objective, costs, always)
 
 
@@ -217,6 +226,35 @@ def _limited(
             low += third
     limited = JobPricer(profile, job, facts, replace(best.choice, limit=high)).job_cost(prices)
     return limited if _better(order(limited), order(best)) else best
+
+
+def _alternating(
+    profile: Profile,
+    job: Job,
+    facts: ReuseFacts,
+    prices: Prices,
+    best: JobCost | None,
+    splits: Sequence[int],
+) -> JobCost | None:
+    """The same choice with the samples that are not kept computed at two splits, where that is faster."""
+    if best is None:
+        return None
+    choice = best.choice
+    pricer = JobPricer(profile, job, facts, choice)
+    wires = {s: choice.wire_of(s) or facts.wire_at(s)[0] for s in splits if not choice.cut or s <= choice.cut}
+    pipelines = [pricer.at_split(split, wire, pricer.kept_before) for split, wire in wires.items()]
+    found = best_alternation(pipelines, profile.link.bits_per_second)
+    if found is None:
+        return best
+    both = replace(
+        choice,
+        split=found.split,
+        wire=wires[found.split],
+        alternation=found,
+        other_wire=wires[found.other],
+    )
+    cost = JobPricer(profile, job, facts, both).job_cost(prices)
+    return cost if cost.seconds < best.seconds else best
 
 
 def _decided(

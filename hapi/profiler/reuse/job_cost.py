@@ -7,13 +7,15 @@ of hits that grows until the cache is full, and the job is the sum of its epochs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from hapi.profiler.cost import prefetch_depth
-from hapi.profiler.pipeline import Mix, Pipeline
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import RAW, CodecCost, Prices, ReuseFacts, Storage
+from hapi.profiler.stages.alternation import Alternating, Alternation
+from hapi.profiler.stages.pipeline import Mix, Pipeline
 
 Mode = Literal["recompute", "keep samples", "keep there", "keep here"]
 """``recompute``: nothing is kept. ``keep samples``: stored samples on the trainer's disk. ``keep there``: features at
@@ -51,6 +53,20 @@ class Choice:
     """Codec of features on the wire."""
     limit: float = 1.0
     """Part of the samples that is kept and read although there may be room: more would be read too slowly."""
+    alternation: Alternation | None = None
+    """Batches whose samples are not kept alternate between :attr:`split` and another one."""
+    other_wire: CodecCost = RAW
+    """Codec on the wire at that one."""
+
+    def within(self, splits: Sequence[int]) -> bool:
+        """Return whether all batches run at ``splits``."""
+        return self.split in splits and (self.alternation is None or self.alternation.other in splits)
+
+    def wire_of(self, split: int) -> CodecCost | None:
+        """Return the codec on the wire at ``split``; None where no batch runs there."""
+        if split == self.split:
+            return self.wire
+        return self.other_wire if self.alternation is not None and split == self.alternation.other else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +134,9 @@ class JobPricer:
         fits = self.storage.bytes / (self.samples * self.sample_bytes)
         return max(self.kept_before, min(1.0, self.choice.limit, fits - self.unused))
 
-    def mix(self, share: float, keeping: float = 0.0) -> Mix:
-        """Return the mix of an epoch.
-
-        Args:
-            share: of its samples that are kept when it begins, from 0 to 1.
-            keeping: share of its samples that it keeps.
-        """
+    def _mix(self, share: float, keeping: float, split: int, wire_codec: CodecCost) -> Mix:
         choice, content = self.choice, self._content
-        wire = self._wire_mix()
+        wire = self._wire_mix(split, wire_codec)
         if self.storage is None:
             return wire
         # Memory holds features without their codec; stored samples are on disk alone.
@@ -156,9 +166,9 @@ class JobPricer:
             keep_cpu=content / choice.codec.encode,
         )
 
-    def _wire_mix(self) -> Mix:
+    def _wire_mix(self, split: int, wire: CodecCost) -> Mix:
         """The codec on the wire; raw bytes are priced with the frames."""
-        wire, content = self.choice.wire, self.profile.sent_bytes(self.choice.split)
+        content = self.profile.sent_bytes(split)
         if wire.name == RAW.name:
             return Mix()
         return Mix(
@@ -167,13 +177,28 @@ class JobPricer:
             wire_decode_cpu=content / wire.decode,
         )
 
-    def epoch(self, share: float, keeping: float = 0.0) -> Pipeline:
-        """Return the pipeline of an epoch, see :meth:`mix`."""
-        mix = self.mix(share, keeping)
-        return Pipeline(self.profile, self.job, self.choice.split, "stored", mix, depth=self._depth)
+    def epoch(self, share: float, keeping: float = 0.0) -> Pipeline | Alternating:
+        """Return the stages of an epoch.
+
+        Args:
+            share: of its samples that are kept when it begins, from 0 to 1.
+            keeping: share of its samples that it keeps.
+        """
+        choice = self.choice
+        one = self.at_split(choice.split, choice.wire, share, keeping)
+        if choice.alternation is None:
+            return one
+        other = self.at_split(choice.alternation.other, choice.other_wire, share, keeping)
+        return Alternating(one, other, choice.alternation.share)
+
+    def at_split(self, split: int, wire: CodecCost, share: float, keeping: float = 0.0) -> Pipeline:
+        """Return the stages of an epoch that computes what is not kept at ``split``, see :meth:`epoch`."""
+        depth = self._depth if split == self.choice.split else prefetch_depth(self.profile, self.job, split)
+        mix = self._mix(share, keeping, split, wire)
+        return Pipeline(self.profile, self.job, split, "stored", mix, depth=depth)
 
     def epoch_seconds(self, share: float, keeping: float = 0.0) -> float:
-        """Return the seconds of an epoch without what it waits for at its end, see :meth:`mix`."""
+        """Return the seconds of an epoch without what it waits for at its end, see :meth:`epoch`."""
         return self.epoch(share, keeping).epoch(self.profile.link.bits_per_second)
 
     def job_cost(self, prices: Prices) -> JobCost:
@@ -242,7 +267,7 @@ class JobPricer:
 
 @dataclass(frozen=True)
 class _Epoch:
-    pipeline: Pipeline
+    pipeline: Pipeline | Alternating
     seconds: float
     fraction: float
     """Share of all samples that comes into the cache."""

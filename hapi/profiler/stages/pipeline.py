@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol, Self
 
 from hapi.profiler.profile import Job, Profile
 
@@ -57,6 +57,33 @@ class Mix:
 
 
 NOTHING_KEPT = Mix()
+
+
+class Loads(NamedTuple):
+    """Seconds for which a batch occupies each resource, in the steady state of batches that follow each other."""
+
+    server: float
+    """The part of the server that there is, at its best."""
+    requests: float
+    """The server's requests under way, none of which is faster than its own work."""
+    server_disk: float
+    network: float
+    client: float
+    disk: float
+    """This side's."""
+    in_turn: float
+    """The client's requests under way, each of which waits for the one before."""
+    machine: float
+    """The processors of a machine that both tiers share; 0 on two machines."""
+
+    def cycle(self) -> float:
+        """Seconds from one batch to the next: about as long as the busiest stage needs."""
+        stages = (max(self.server, self.requests, self.server_disk), self.network, self.client, self.disk)
+        return max(together(stages), self.in_turn, self.machine)
+
+    def mixed(self, other: Self, share: float) -> Loads:
+        """Return the mean loads of batches of which ``share`` are like ``other``."""
+        return Loads(*((1 - share) * own + share * its for own, its in zip(self, other, strict=True)))
 
 
 class Pipeline:
@@ -167,20 +194,33 @@ class Pipeline:
         With N requests at a time none can be faster than its own work over N (the bounds of operational
         analysis); on a CPU everything that computes shares the processors, on a GPU only the forward passes queue.
         """
+        return max(self._server_loads(bs))
+
+    def _server_loads(self, bs: int) -> tuple[float, float, float]:
         server = self.profile.server
         alone = self._alone(bs) / min(server.concurrency, self._under_way(bs))
-        return max(self.server_busy(bs) / server.share, alone, bs * self.there_disk)
+        return self.server_busy(bs) / server.share, alone, bs * self.there_disk
+
+    def loads(self, bs: int, bits: float) -> Loads:
+        """Seconds for which a batch of ``bs`` occupies each resource; batches of the job's size follow each other."""
+        network, requests = self.network(bs, bits), self._requests(bs)
+        in_turn = self._overlapped(self._alone(bs), network, self._frames(bs) / requests)
+        in_turn += requests * self._overhead()
+        return Loads(
+            *self._server_loads(bs),
+            network=network,
+            client=self.client(self.job.bs),
+            disk=bs * self.disk,
+            in_turn=in_turn / self._under_way(bs),
+            machine=self.shared(bs),
+        )
 
     def cycle(self, bs: int, bits: float) -> float:
         """Seconds from one batch to the next in the steady state, of which batches of the job's size follow each other.
 
         About as long as the busiest stage needs; but no request follows before another one's answer has come.
         """
-        network, requests = self.network(bs, bits), self._requests(bs)
-        in_turn = self._overlapped(self._alone(bs), network, self._frames(bs) / requests)
-        in_turn += requests * self._overhead()
-        stages = (self.server_streamed(bs), network, self.client(self.job.bs), bs * self.disk)
-        return max(together(stages), in_turn / self._under_way(bs), self.shared(bs))
+        return self.loads(bs, bits).cycle()
 
     def shared(self, bs: int) -> float:
         """Seconds that both tiers' work on a batch takes all processors of the machine they share; 0 on two machines.
@@ -244,13 +284,7 @@ class Pipeline:
 
     def epoch(self, bits: float) -> float:
         """Seconds of an epoch: fill, then a batch each cycle, then the client's last batch."""
-        full, remainder = divmod(self.job.samples, self.job.bs)
-        if not full:
-            return self.fill(remainder, bits) + self.client(remainder)
-        total = self.fill(self.job.bs, bits) + (full - 1) * self.cycle(self.job.bs, bits)
-        if not remainder:
-            return total + self.client(self.job.bs)
-        return total + self.cycle(remainder, bits) + self.client(remainder)
+        return epoch_of(self, bits)
 
     def server_epoch(self) -> float:
         """Seconds of the whole server that an epoch takes."""
@@ -265,6 +299,33 @@ class Pipeline:
 
     def _per_request(self) -> float:
         return self._overhead() + self.load
+
+
+class Batches(Protocol):
+    """Batches of one job that follow each other."""
+
+    @property
+    def job(self) -> Job: ...
+    def fill(self, bs: int, bits: float) -> float:
+        """Seconds from the first request to the whole batch."""
+
+    def cycle(self, bs: int, bits: float) -> float:
+        """Seconds from one batch to the next."""
+
+    def client(self, bs: int) -> float:
+        """Seconds of a batch on this side."""
+
+
+def epoch_of(batches: Batches, bits: float) -> float:
+    """Seconds of an epoch: fill, then a batch each cycle, then the client's last batch."""
+    bs = batches.job.bs
+    full, remainder = divmod(batches.job.samples, bs)
+    if not full:
+        return batches.fill(remainder, bits) + batches.client(remainder)
+    total = batches.fill(bs, bits) + (full - 1) * batches.cycle(bs, bits)
+    if not remainder:
+        return total + batches.client(bs)
+    return total + batches.cycle(remainder, bits) + batches.client(remainder)
 
 
 def rows_asked(bs: int, missing: float) -> float:

@@ -1,0 +1,125 @@
+"""Two splits whose batches alternate, so that no tier is idle while the other one works. Pure.
+
+At one split the tiers' work stands in one proportion, and the layers between two splits with small outputs often send
+too much for any other. Batches of two splits together may have any proportion in between: while this side computes
+the front of one batch, the server computes that of the next. Where frozen layers run changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from hapi.profiler.profile import Job
+from hapi.profiler.stages.pipeline import Loads, Pipeline, epoch_of
+
+STEPS = 16
+"""Shares are multiples of one over this."""
+GAIN = 0.05
+"""Smallest part of an epoch's seconds that must be saved, beside the best split alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternation:
+    """Batches of one split with some of another among them, evenly spread."""
+
+    split: int
+    other: int
+    share: float
+    """Part of the batches that run at ``other``: a multiple of 1 / :data:`STEPS`, at most a half."""
+
+    @classmethod
+    def only(cls, split: int) -> Self:
+        """Return the batches of one split alone."""
+        return cls(split=split, other=split, share=0.0)
+
+    def split_of(self, number: int) -> int:
+        """Return the split of the batch of this number, from 0."""
+        steps = round(self.share * STEPS)
+        return self.other if (number + 1) * steps // STEPS > number * steps // STEPS else self.split
+
+    @property
+    def text(self) -> str:
+        """The other split and its share, for people; empty where there is none."""
+        return f"{self.share:.0%} of the batches at split {self.other}" if self.share else ""
+
+
+class Alternating:
+    """Seconds of an epoch whose batches alternate."""
+
+    def __init__(self, one: Pipeline, other: Pipeline, share: float) -> None:
+        """Mix two splits of one job; ``share``: part of the batches that run like ``other``."""
+        self._one, self._other, self._share = one, other, share
+        self.job: Job = one.job
+        self.disk = self._mean(one.disk, other.disk)
+        """Seconds of this side's disk for a sample."""
+        self.sent_bytes = self._mean(one.sent_bytes, other.sent_bytes)
+
+    def _mean(self, one: float, other: float) -> float:
+        return (1 - self._share) * one + self._share * other
+
+    def fill(self, bs: int, bits: float) -> float:
+        """Seconds from the first request to the whole batch."""
+        return self._mean(self._one.fill(bs, bits), self._other.fill(bs, bits))
+
+    def cycle(self, bs: int, bits: float) -> float:
+        """Seconds from one batch to the next: the busiest resource, which has the work of both."""
+        return self._one.loads(bs, bits).mixed(self._other.loads(bs, bits), self._share).cycle()
+
+    def client(self, bs: int) -> float:
+        """Seconds of a batch on this side."""
+        return self._mean(self._one.client(bs), self._other.client(bs))
+
+    def epoch(self, bits: float) -> float:
+        """Seconds of an epoch."""
+        return epoch_of(self, bits)
+
+    def server_epoch(self) -> float:
+        """Seconds of the whole server that an epoch takes."""
+        return self._mean(self._one.server_epoch(), self._other.server_epoch())
+
+
+def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternation | None:
+    """Return the two splits and the share that make an epoch shortest.
+
+    Args:
+        pipelines: the splits that may be taken, of one job; at least one.
+        bits: the link's bits per second.
+
+    Returns:
+        The alternation; None where it saves less than :data:`GAIN` of the best split's epoch.
+    """
+    job = pipelines[0].job
+    bs, batches = min(job.bs, job.samples), -(-job.samples // job.bs)
+    useful = _useful([(one, one.loads(bs, bits)) for one in pipelines])
+    found: tuple[float, Pipeline, Pipeline, int] | None = None
+    shortest = (1 - GAIN) * min(loads.cycle() for _, loads in useful)
+    for number, (one, own) in enumerate(useful):
+        for other, its in useful[:number]:
+            # No share makes a resource less busy than the better of the two does.
+            if max(map(min, own, its)) >= shortest:
+                continue
+            fewest = max(1, -(-STEPS // min(1 + min(one.depth, other.depth), batches)))
+            for steps in range(fewest, STEPS - fewest + 1):
+                seconds = own.mixed(its, steps / STEPS).cycle()
+                if seconds < shortest:
+                    shortest, found = seconds, (seconds, one, other, steps)
+    if found is None:
+        return None
+    _, one, other, steps = found
+    if 2 * steps > STEPS:
+        one, other, steps = other, one, STEPS - steps
+    epoch = Alternating(one, other, steps / STEPS).epoch(bits)
+    if epoch > (1 - GAIN) * min(pipeline.epoch(bits) for pipeline in pipelines):
+        return None
+    return Alternation(split=one.split, other=other.split, share=steps / STEPS)
+
+
+def _useful(splits: Sequence[tuple[Pipeline, Loads]]) -> list[tuple[Pipeline, Loads]]:
+    """Those for which no other split needs no more of any resource."""
+    found: list[tuple[Pipeline, Loads]] = []
+    for pipeline, loads in sorted(splits, key=lambda one: (sum(one[1]), one[0].split)):
+        if not any(all(a <= b for a, b in zip(known, loads, strict=True)) for _, known in found):
+            found.append((pipeline, loads))
+    return found

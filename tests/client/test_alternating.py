@@ -1,0 +1,116 @@
+"""A plan of two splits whose batches alternate: how it is followed, kept, left and taken up again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.planning_tools import FREEZE, JOB, World, planning_in, run_epoch, slower_link, truth
+
+from hapi.client.planning.controller import SplitController
+from hapi.client.planning.reuse_choice import ReuseChooser
+from hapi.profiler.reuse.facts import ReuseFacts, Storage
+from hapi.profiler.strategies import plan, seconds_at
+
+BOTH = replace(JOB, alternate=True)
+
+
+def alternating(bits: float = 20e6, **options: object) -> tuple[SplitController, World]:
+    """A planning after its profiling epoch, on a link where the stored samples and the last layer send little."""
+    world = World(truth(bits))
+    planning = planning_in(world, job=BOTH, **options)
+    run_epoch(planning, world)
+    return planning, world
+
+
+def test_batches_alternate_by_the_share_of_the_plan() -> None:
+    planning, world = alternating()
+    at = plan("auto", world.true, BOTH).alternation
+    assert at is not None
+    ran = Counter(run_epoch(planning, world, 1, batches=64))
+    assert ran == {at.split: 64 - round(64 * at.share), at.other: round(64 * at.share)}
+    assert planning.split == at.split and at.text in planning.changes[-1].why
+    assert planning.estimated_seconds(1, JOB.samples) == pytest.approx(
+        seconds_at(world.true, BOTH, at), rel=1e-6
+    )
+
+
+def test_the_next_split_is_named_ahead() -> None:
+    """So that servers have its layers ready."""
+    planning, world = alternating()
+    at = plan("auto", world.true, BOTH).alternation
+    assert at is not None and planning.upcoming == at.other
+
+
+def test_the_report_has_both_splits() -> None:
+    planning, world = alternating()
+    at = plan("auto", world.true, BOTH).alternation
+    document = planning.to_json()
+    assert at is not None
+    assert (document["split"], document["other_split"], document["other_share"]) == (
+        at.split,
+        at.other,
+        at.share,
+    )
+
+
+def test_a_resumed_run_alternates_as_before() -> None:
+    planning, world = alternating()
+    before = run_epoch(planning, world, 1, batches=16)
+    again = planning_in(world, job=BOTH)
+    again.restore(planning.state(), 1, 0)
+    assert Counter(run_epoch(again, world, 1, batches=16)) == Counter(before) and len(set(before)) == 2
+
+
+def test_a_split_that_does_not_fit_ends_it() -> None:
+    planning, world = alternating()
+    at = plan("auto", world.true, BOTH).alternation
+    assert at is not None
+    early = min(at.split, at.other)
+    assert planning.failed(1, 0, early)
+    assert early not in run_epoch(planning, world, 1, batches=16)
+
+
+def test_a_split_that_the_server_has_no_memory_for_ends_it() -> None:
+    planning, world = alternating()
+    at = plan("auto", world.true, BOTH).alternation
+    assert at is not None
+    late = max(at.split, at.other)
+    assert planning.refused(1, 0, late)
+    assert late not in run_epoch(planning, world, 1, batches=16)
+
+
+def test_a_change_of_the_link_ends_it_and_begins_it_again() -> None:
+    planning, world = alternating()
+    slower_link(world, 0.02)
+    run_epoch(planning, world, 1, batches=40)
+    assert set(run_epoch(planning, world, 2, batches=40)) == {FREEZE}
+    slower_link(world, 50)
+    for epoch in range(3, 6):
+        run_epoch(planning, world, epoch, batches=40)
+    assert len(set(run_epoch(planning, world, 6, batches=40))) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.0, 0.08))
+def test_noise_never_changes_it(seed: int, noise: float) -> None:
+    planning, world = alternating()
+    source, changes = Random(seed), len(planning.changes)
+    world.noise = lambda: source.gauss(1.0, noise)
+    for epoch in range(1, 10):
+        run_epoch(planning, world, epoch, batches=20)
+    assert len(planning.changes) == changes
+
+
+def test_what_is_kept_goes_with_it() -> None:
+    """Epoch 0 fills the cache; batches that are missing alternate."""
+    disk = Storage(bytes=10**12, read=1e9, write=1e9)
+    reuse = ReuseChooser(lambda: ReuseFacts(client=disk))
+    planning, world = alternating(reuse=reuse)
+    assert planning.reuse is not None and planning.reuse.mode == "keep here"
+    assert planning.reuse.alternation is not None
+    assert len(set(run_epoch(planning, world, 1, batches=16))) == 2
