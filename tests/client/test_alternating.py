@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning_tools import FREEZE, JOB, World, planning_in, run_epoch, slower_link, truth
+from support.planning_tools import FREEZE, JOB, World, planning_in, run_epoch, sizes_in, slower_link, truth
 
 from hapi.client.planning.controller import SplitController
+from hapi.client.planning.profile_phase import ENOUGH_DONE
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.profiler.reuse.facts import ReuseFacts, Storage
 from hapi.profiler.strategies import plan, seconds_at
@@ -114,3 +117,46 @@ def test_what_is_kept_goes_with_it() -> None:
     assert planning.reuse is not None and planning.reuse.mode == "keep here"
     assert planning.reuse.alternation is not None
     assert len(set(run_epoch(planning, world, 1, batches=16))) == 2
+
+
+# -- the profile ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Let each reading of the planner's clock be two seconds after the one before."""
+    clock = count(step=2.0)
+    monkeypatch.setattr("hapi.client.planning.controller.time.monotonic", lambda: next(clock))
+    return clock
+
+
+@pytest.mark.usefixtures("two_seconds")
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_the_profile_s_batches_alternate_too(ahead: int) -> None:
+    """Each split gets as many as show enough; what has opened by then stays at its split."""
+    world = World(truth(20e6))
+    planning = planning_in(world, job=BOTH)
+    ran = run_epoch(planning, world, batches=40, ahead=ahead)
+    assert ran[: 2 * ENOUGH_DONE + ahead] == ([FREEZE, 0] * 5)[: 2 * ENOUGH_DONE + ahead]
+    (change,) = planning.changes
+    assert change.batch == 2 * ENOUGH_DONE + ahead
+    assert (
+        planning.plan is not None and planning.plan.alternation == plan("auto", world.true, BOTH).alternation
+    )
+
+
+@pytest.mark.usefixtures("two_seconds")
+@pytest.mark.parametrize("one_machine", [True, False])
+def test_a_profile_in_two_halves(one_machine: bool) -> None:
+    """Tiers that share processors would only get in each other's way; and a number of batches is what the user says."""
+    world = World(truth(20e6))
+    sizes = replace(sizes_in(world.true), one_machine=one_machine)
+    planning = SplitController(
+        "auto",
+        sizes,
+        BOTH,
+        world,  # type: ignore[arg-type]
+        profile_batches=None if one_machine else 4,
+    )
+    ran = run_epoch(planning, world, batches=40)
+    assert ran[:8] == [FREEZE] * 4 + [0] * 4

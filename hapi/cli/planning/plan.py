@@ -29,8 +29,17 @@ from hapi.profiler.offload_costs import PricedOffload
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.over_epochs import courses
+from hapi.profiler.stages.alternation import Alternation
 from hapi.profiler.stages.pipeline import Form
-from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
+from hapi.profiler.strategies import (
+    PLANNERS,
+    Candidate,
+    Plan,
+    alternation_of,
+    choices,
+    plan,
+    seconds_at,
+)
 
 _KIND = "plan"
 _MEASURE_FORM = 2
@@ -80,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         name: None if split is None else found.candidates[split]
         for name, split in choices(profile, job).items()
     }
+    alternation = alternation_of(profile, job, tuple(c.estimate.split for c in found.candidates if c.fits))
     forms = _forms(profile, job)
     facts, prices, objective = terms.facts, terms.prices, terms.objective
     reuse = choose_reuse(profile, job, facts, prices=prices, objective=objective)
@@ -88,11 +98,14 @@ def run(args: argparse.Namespace) -> int:
         plan_figure(found, profile, job, args.figure, courses=over_epochs, kept=reuse.mode)
     if args.json:
         document = _document(found, chosen, forms, profile, job)
+        document["alternation"] = None if alternation is None else dataclasses.asdict(alternation)
         document["offload"] = plan_offload.document_of(found, priced, job)
         document["reuse"] = plan_reuse.document_of(reuse, prices)
         print(json.dumps(document, indent=1))
     else:
         _print(found, chosen, forms, priced, job)
+        if alternation is not None:
+            _print_alternation(profile, job, alternation)
         plan_reuse.print_reuse(reuse, job, prices)
         for note in profile.notes:
             print(note)
@@ -278,6 +291,14 @@ def _print(
     for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")
     print()
+
+
+def _print_alternation(profile: Profile, job: Job, at: Alternation) -> None:
+    seconds = seconds_at(profile, job, at)
+    print(
+        f"with auto batches alternate: split {at.split}, {at.text}: {units.format_duration(seconds)}, "
+        f"{units.format_duration(seconds * job.epochs)}\n"
+    )
 
 
 def _row(e: Estimate, layer: str, verdict: str) -> tuple[str, ...]:

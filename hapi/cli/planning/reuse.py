@@ -23,7 +23,7 @@ from hapi.profiler.reuse.facts import (
     ReuseFacts,
     Storage,
 )
-from hapi.profiler.reuse.job_cost import MODE_NAMES
+from hapi.profiler.reuse.job_cost import MODE_NAMES, Choice
 from hapi.profiler.reuse.measured_codecs import reported_codecs
 from hapi.profiler.reuse.reported import ReportedReuse
 
@@ -169,13 +169,19 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
     return (
         name,
         str(cost.choice.cut) if cost.choice.mode.startswith("keep") else "-",
-        str(cost.choice.split),
+        _splits(cost.choice),
         units.format_duration(cost.seconds),
         *((f"{cost.money:.2f}",) if money else ()),
         units.format_bytes(cost.received_bytes),
         units.format_bytes(cost.kept_bytes),
         "-" if cost.fill_seconds is None or not cost.kept_bytes else units.format_duration(cost.fill_seconds),
         one.rejected or f"<- least {found.objective}",
+    )
+
+
+def _splits(choice: Choice) -> str:
+    return (
+        f"{choice.split}/{choice.alternation.other}" if choice.alternation is not None else str(choice.split)
     )
 
 

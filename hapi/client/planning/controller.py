@@ -4,8 +4,8 @@ States of a planned run::
 
     profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the freeze
                             for the first half of epoch 0 and the smallest split that fits for the second; ``auto``
-                            begins with the split from the freeze on that sends least, and leaves both as soon as they
-                            showed enough; the oracle takes every split. Then the strategy decides.
+                            lets that one alternate with the split from the freeze on that sends least, until both have
+                            shown enough; the oracle takes every split. Then the strategy decides.
     decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the new
                             split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
@@ -162,10 +162,12 @@ class SplitController:
         self._reopen()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
         if profiles and due and not self._profiling.left:
+            may_end_early = self.strategy == "auto" and self._profile_batches is None
             with self._lock:
                 self._profiling.begin(
                     schedule(self.strategy, self._late, self._range.splits, batches, self._profile_batches),
-                    may_end_early=self.strategy == "auto" and self._profile_batches is None,
+                    may_end_early=may_end_early,
+                    mixed=may_end_early and self.job.alternate and not self.sizes.one_machine,
                 )
         if self._watch is not None:
             self._watch.restart()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Protocol, TypeVar
 
 from hapi.client.loading.link_stats import Forward
@@ -52,7 +53,7 @@ class Profiling:
         self._forwards: dict[int, list[Forward]] = {}
         """Costs of the servers' forward passes for each request."""
         self._intervals: dict[int, list[float]] = {}
-        self._may_end_early = False
+        self._may_end_early = self._mixed = False
         self._scheduled_intervals: dict[int, list[float]] = {}
         """Seconds between batches by the split of the schedule, which may be out of reach meanwhile."""
         self._rates: list[tuple[int, float]] = []
@@ -79,7 +80,9 @@ class Profiling:
         """True when batches have opened and are not done."""
         return bool(self._under_way)
 
-    def begin(self, parts: Sequence[tuple[int, int]], *, may_end_early: bool = False) -> None:
+    def begin(
+        self, parts: Sequence[tuple[int, int]], *, may_end_early: bool = False, mixed: bool = False
+    ) -> None:
         """Profile anew: (split, batches) of each part, in order.
 
         The first batch at a split warms up, some are timed layer by layer, the others run as usual.
@@ -87,10 +90,13 @@ class Profiling:
         Args:
             parts: the splits, each with the most batches that it gets.
             may_end_early: leave a split as soon as its batches are :data:`ENOUGH_SECONDS` of work.
+            mixed: batches of all parts alternate, so that no tier is idle, and parts are left together.
         """
-        self._may_end_early = may_end_early
+        self._may_end_early, self._mixed = may_end_early, mixed
         self._scheduled_intervals.clear()
-        self._schedule = [(split, i in _timed(count)) for split, count in parts for i in range(count)]
+        each = [[(split, i in _timed(count)) for i in range(count)] for split, count in parts]
+        in_order = zip_longest(*each) if mixed else each
+        self._schedule = [batch for part in in_order for batch in part if batch is not None]
         self._before = self._meter.snapshot()
         self._so_far = self._before
         self._begun.clear()
@@ -138,6 +144,9 @@ class Profiling:
 
     def _end_early(self, split: int) -> None:
         """Open no more batches at ``split`` when there are enough; at the last one wait for none beyond those."""
+        if self._mixed:
+            self._end_all()
+            return
         intervals = self._scheduled_intervals[split]
         after_first = intervals[1:]
         if not after_first:
@@ -148,6 +157,17 @@ class Profiling:
         if len(intervals) + ahead >= ENOUGH_OPEN and expected >= ENOUGH_SECONDS:
             self._schedule = [batch for batch in self._schedule if batch[0] != split]
         if not self._schedule and len(intervals) >= ENOUGH_DONE and worked >= ENOUGH_SECONDS:
+            self._under_way.clear()
+
+    def _end_all(self) -> None:
+        """End the profile when every split has enough batches; others that have opened are as good as decided ones."""
+        splits = {
+            split for split, _ in (*self._schedule, *self._under_way)
+        } | self._scheduled_intervals.keys()
+        done = [self._scheduled_intervals.get(split, []) for split in splits]
+        worked = sum(sum(intervals[1:]) for intervals in done)
+        if all(len(one) >= ENOUGH_DONE for one in done) and worked >= ENOUGH_SECONDS * len(splits):
+            self._schedule.clear()
             self._under_way.clear()
 
     def seconds(self) -> dict[int, float]:
