@@ -40,7 +40,8 @@ class Way:
 
 
 WAYS = (
-    Way(name="recompute", title="recompute in each epoch", flags=("--cache", "off")),
+    Way(name="recompute", title="recompute in each epoch", flags=("--cache", "off", "--alternate", "off")),
+    Way(name="alternating", title="recompute, alternating", flags=("--cache", "off"), on_request=True),
     Way(name="images", title="stream the images", flags=("--split", "none", "--cache", "off")),
     Way(name="kept images", title="keep the images", flags=("--split", "none"), samples_only=True),
     Way(name="store", title="all in the store", in_store=True),

@@ -145,6 +145,7 @@ class _Bench:
             threads=1,
             device=settings.device,
             replan="off",
+            alternate="off",
         )
 
 

@@ -324,7 +324,13 @@ def _truths(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Profile, Job
             profiles.setdefault(record["cell"], []).append(Profile.from_json(record["profile"]))
     for one in measured_cells(records):
         if one.cell.bs == BATCH:
-            job = Job(bs=BATCH, samples=BATCH * BATCHES, epochs=STRETCHES * EPOCHS, request_size=16)
+            job = Job(
+                bs=BATCH,
+                samples=BATCH * BATCHES,
+                epochs=STRETCHES * EPOCHS,
+                request_size=16,
+                alternate=False,  # what was measured is one split alone
+            )
             yield mean_profile(profiles[one.cell.key]), job
 
 

@@ -72,5 +72,6 @@ def replayed(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             samples=record["samples"],
             request_size=grid["request_size"],
             memory_bytes=grid.get("memory"),
+            alternate=False,  # what was measured is one split alone
         )
         yield {**record, **priced(Profile.from_json(record["profile"]), job)}

@@ -212,6 +212,7 @@ class _Bench:
             device=self._grid.client_device,
             memory=self._grid.memory,
             replan="off",
+            alternate="off",
         )
         self._open, self._splits, self._warm = (cell.model, cell.bs, form), opened["splits"], set()
         self._bed.set_bandwidth(cell.bandwidth)
