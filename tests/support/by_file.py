@@ -16,8 +16,17 @@ FIRST: tuple[tuple[str, ...], ...] = (
         "tests/integration/test_swift_removal.py",
         "tests/integration/test_swift_script.py",
     ),
-    ("tests/integration/test_planning_jobs.py",),
+    ("tests/integration/test_jobs.py",),
+    ("tests/integration/test_chaos.py",),
+    ("tests/repository/test_repository_kills.py",),
+    ("tests/integration/test_balanced_jobs.py",),
     ("tests/integration/test_ray_fleet.py",),
+    ("tests/cli/test_cli_train_runs.py",),
+    ("tests/hostile/test_hostile_trainer.py",),
+    ("tests/integration/test_solar_example.py",),
+    ("tests/integration/test_planning_jobs.py",),
+    ("tests/offload/test_predicted_memory.py",),
+    ("tests/train/distributed/test_ranks_of_hapi_train.py",),
 )
 """Files whose slow tests take long, the longest first; those in one group share fixtures of the session."""
 _GROUPS = {file: number for number, group in enumerate(FIRST) for file in group}
