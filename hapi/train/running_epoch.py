@@ -25,6 +25,8 @@ class RunningEpoch:
         """Path of one batch of the last epoch that had one."""
         self._estimated: float | None = None
         """The plan's seconds for the epoch."""
+        self._planned: frozenset[int] = frozenset()
+        """Splits that the plan has for it."""
         self._begun = False
 
     @cached_property
@@ -48,6 +50,7 @@ class RunningEpoch:
         planning = self._session.planning
         if planning is None or first:
             return None
+        self._planned = frozenset((planning.at.split, planning.at.other))
         part = self._session.ranks.part
         return planning.estimated_seconds(
             epoch, sum(len(part(ids)) for ids in self._session.batch_ids(epoch))
@@ -77,7 +80,8 @@ class RunningEpoch:
         measured = self.of_all_ranks()
         entry = epoch_entry(epoch, self._session.split, measured, samples=samples, figures=figures)
         # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
-        planned = self._estimated if len(measured.splits) == 1 else None
+        as_planned = len(measured.splits) == 1 or measured.splits.keys() <= self._planned
+        planned = self._estimated if as_planned else None
         entry["estimated_seconds"] = None if planned is None else round(planned, 4)
         entry["keeping"] = self._session.keeping.mode
         prices = self._session.settings.prices

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.harness import losses
+from support.local_job import open_session, trainer_of
 from support.planning_tools import FREEZE, JOB, World, planning_in, run_epoch, sizes_in, slower_link, truth
 
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.profile_phase import ENOUGH_DONE
 from hapi.client.planning.reuse_choice import ReuseChooser
+from hapi.figures.html import page
+from hapi.figures.reading import Run
+from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import ReuseFacts, Storage
 from hapi.profiler.strategies import plan, seconds_at
+from hapi.server.service import Service
 
 BOTH = replace(JOB, alternate=True)
 
@@ -160,3 +169,45 @@ def test_a_profile_in_two_halves(one_machine: bool) -> None:
     )
     ran = run_epoch(planning, world, batches=40)
     assert ran[:8] == [FREEZE] * 4 + [0] * 4
+
+
+# -- whole jobs -----------------------------------------------------------------------------------------------------
+
+LAST = 13
+
+
+def train(service: Service, **changes: Any) -> dict[str, Any]:
+    with open_session(service, **changes) as session:
+        return trainer_of(session, **changes).run()
+
+
+@pytest.mark.slow
+def test_batches_of_two_splits_alternate(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a profile of two equal tiers whose work is all in one layer."""
+    monkeypatch.setattr("hapi.client.job_context.share_processors", lambda servers: False)
+    path = tmp_path / "profile.json"
+    job = train(service, split="auto", epochs=1, save_profile=str(path))["plan"]["job"]
+    known = Profile.load(str(path))
+    first, *others = known.layers
+    layers = (
+        replace(first, server_seconds=0.1, client_seconds=0.1),
+        *(replace(x, server_seconds=1e-6, client_seconds=1e-6) for x in others),
+    )
+    profile = replace(known, layers=layers, link=replace(known.link, bits_per_second=1e9, variation=0.0))
+    at = plan("auto", profile, Job(**{**job, "alternate": True})).alternation
+    assert at is not None and at.share > 0.25
+    profile.save(str(path))
+    options = {"split": "auto", "profile": str(path), "replan": "off"}
+    reference = losses(train(service, split=LAST))
+    report = train(service, alternate="on", **options)
+    assert losses(report) == pytest.approx(reference, rel=1e-4)
+    assert (report["plan"]["split"], report["plan"]["other_split"]) == (at.split, at.other)
+    assert at.text in report["plan"]["changes"][0]["why"]
+    for entry in report["epochs"]:
+        ran = dict(entry["splits"])
+        assert ran.keys() == {at.split, at.other} and abs(ran[at.other] - 5 * at.share) < 1.5
+        assert entry["estimated_seconds"] > 0
+    assert at.text in page(Run.from_json(json.loads(json.dumps(report))))
+    assert all(len(entry["splits"]) == 1 for entry in train(service, **options)["epochs"])

@@ -21,6 +21,7 @@ from hapi.client.session import Session
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, UsageError
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Profile
+from hapi.profiler.stages.alternation import Alternation
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.train.trainer import Trainer
@@ -120,7 +121,7 @@ def test_an_epochs_estimate_is_of_the_split_that_it_ran_at(
     def begin(self: SplitController, epoch: int, batches: int) -> None:
         begin_pass(self, epoch, batches)
         if epoch == 1:
-            self._split = 7
+            self.at = Alternation.only(7)
 
     monkeypatch.setattr(SplitController, "begin_pass", begin)
     with open_session(service, split="auto", epochs=2, replan="off") as session:

@@ -30,7 +30,7 @@ from support.local_job import pack_blobs
 from benchmarks.testbed.testbed import ADDRESS, TestBed, why_not
 from hapi.client.planning.drift import DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
-from hapi.client.planning.profile_phase import ENOUGH_OPEN
+from hapi.client.planning.profile_phase import ENOUGH_DONE
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.strategies import plan
@@ -81,18 +81,15 @@ def auto(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tu
 def test_auto(auto: tuple[dict[str, Any], Path], undisturbed: dict[str, Any]) -> None:
     report, _ = auto
     check_same(report, undisturbed)
-    (first, opened), (last, _) = report["epochs"][0]["splits"]
-    assert (first, last) == (
-        0,
-        FREEZE,
-    ) and ENOUGH_OPEN <= opened <= BATCHES // 2  # a slow machine has enough sooner
+    ran = dict(report["epochs"][0]["splits"])
+    assert min(ran[0], ran[FREEZE]) >= ENOUGH_DONE, "batches of both splits alternate while they are profiled"
     assert report["epochs"][0]["estimated_seconds"] is None
     plan = report["plan"]
     assert [c["estimate"]["split"] for c in plan["candidates"]] == list(range(FREEZE + 1))
     changes = plan["changes"]
     # On a slow machine the profile is whole while the last batches of epoch 0 are under way.
     assert changes[0]["from"] == FREEZE and (changes[0]["epoch"] == 0 or changes[0]["batch"] == 0)
-    assert changes[0]["why"] == "profiled"
+    assert changes[0]["why"].startswith("profiled")
     for entry in report["epochs"][1:]:
         if len(entry["splits"]) == 1:
             # How near it comes goes by what else this machine does.
@@ -115,7 +112,7 @@ def test_a_kept_profile_is_replayed(
     arguments = ("--split", "auto", "--profile", str(path), "--replan", "off", "--epochs", "1")
     again = job(running, tmp_path, *arguments)
     check_same(again, undisturbed)
-    assert len(again["epochs"][0]["splits"]) == 1, "no epoch is profiled"
+    assert again["plan"]["changes"][0]["why"].startswith("from the given profile"), "no epoch is profiled"
     assert again["epochs"][0]["estimated_seconds"] > 0
     listed = json.loads(
         hapi("plan", "--profile", str(path), "--bs", "20", "--samples", "200", "--json").stdout
@@ -176,7 +173,7 @@ def test_other_epochs_are_profiled_and_resume_goes_on_with_the_plan(
     running: ServerProcess, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     options = ("--split", "auto", "--replan", "off", "--profile-epoch", "0", "--profile-epoch", "2",
-               "--profile-batches", "2", "--checkpoint", str(tmp_path / "c.pt"))  # fmt: skip
+               "--profile-batches", "2", "--alternate", "off", "--checkpoint", str(tmp_path / "c.pt"))  # fmt: skip
     first = job(running, tmp_path, *options, "--epochs", "1")
     report = job(running, tmp_path, *options, "--epochs", "4", "--resume")
     check_same(report, undisturbed)
@@ -204,7 +201,7 @@ def test_a_server_killed_while_profiling(store: Path, undisturbed: dict[str, Any
     assert training.returncode == 0, output
     document = report_of(report)
     check_same(document, undisturbed)
-    assert document["retries"] > 0 and document["plan"]["changes"][0]["why"] == "profiled"
+    assert document["retries"] > 0 and document["plan"]["changes"][0]["why"].startswith("profiled")
     Profile.from_json(document["plan"]["profile"])
 
 
@@ -234,6 +231,8 @@ def _steps(bed: TestBed, store: Path, out: Path, report: Path) -> None:
         "1",
         "--split",
         "auto",
+        "--alternate",
+        "off",
     ]
     command += ["--server", f"http://{ADDRESS['server']}:8099", "--report", str(report)]
     with out.open("w") as output:

@@ -37,6 +37,7 @@ COUNT = 46
 SETTINGS: dict[str, Any] = {
     "model": THIN_RESNET, "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
     "dataset": "blobs", "lr": 0.01, "split": "freeze", "cache": "off",
+    "alternate": "off",
 }  # fmt: skip
 ALLOWED = ("support.thin_resnet",)
 """What a server of these jobs may import."""

@@ -90,7 +90,7 @@ class SplitController:
         self._range = SplitRange(self.weights_from, sizes.last_split)
         self._late = late_split(strategy, sizes, job, self.weights_from)
         """The later of the two splits that are profiled."""
-        self._at = Alternation.only(self._late)
+        self.at = Alternation.only(self._late)
         """What batches run at that are not for profiling."""
         self._opened = 0
         """Batches that have opened at it."""
@@ -127,13 +127,13 @@ class SplitController:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
             self._opened += 1
-            return self._at.split_of(self._opened - 1), False
+            return self.at.split_of(self._opened - 1), False
 
     @property
     def upcoming(self) -> int | None:
         """The split that is expected after that of the batches that open now; None if none is known yet."""
         with self._lock:
-            following, at = self._profiling.following, self._at
+            following, at = self._profiling.following, self.at
         if following is not None:
             return self._range.nearest(following)
         return at.other if at.share else self._hold.delayed
@@ -147,7 +147,7 @@ class SplitController:
     @property
     def split(self) -> int:
         """Split of batches that are not for profiling, or of most of them."""
-        return self._at.split
+        return self.at.split
 
     @property
     def profiling(self) -> bool:
@@ -189,7 +189,7 @@ class SplitController:
 
     def _best(self) -> Alternation:
         """What batches run at by the present plan."""
-        return self._at if self.plan is None else self._range.decided(self.plan, self.reuse)
+        return self.at if self.plan is None else self._range.decided(self.plan, self.reuse)
 
     def _reopen(self) -> None:
         """Schedule batches again that had opened when a pass was left in its middle."""
@@ -213,11 +213,11 @@ class SplitController:
         elif self._watch is not None and self._replan:
             found = self._watch.batch_done(split, rates, bounds)
             if found is not None:
-                before = self._seconds(self._at)
+                before = self._seconds(self.at)
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
                 self._choose_reuse(epoch)
-                self._worse = self._seconds(self._at) > (1 + self._hold.hysteresis) * before
+                self._worse = self._seconds(self.at) > (1 + self._hold.hysteresis) * before
             self._follow_plan((epoch, batch + 1))
             self._probe_link(split, rates, bounds)
 
@@ -253,8 +253,8 @@ class SplitController:
             why += f", profiling goes on from split {nearest}"
             self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
             with self._lock:
-                self._at = Alternation.only(self._range.nearest(self._at.split))
-        elif self._at.split not in self._range or self._at.other not in self._range:
+                self.at = Alternation.only(self._range.nearest(self.at.split))
+        elif self.at.split not in self._range or self.at.other not in self._range:
             self._choose_reuse(at[0])
             self._change(at, self._range.allowed(self._best()), why)
 
@@ -301,9 +301,9 @@ class SplitController:
         if self.plan is None or self._why is None:
             return
         after = self._best()
-        now = self._seconds(self._at)
+        now = self._seconds(self.at)
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
-        if after == self._at or gain <= self._hold.hysteresis:
+        if after == self.at or gain <= self._hold.hysteresis:
             self._why, self._worse = None, False
         elif self._hold.allows(after.split, at_once=self._worse):
             self._hold.begin()
@@ -325,7 +325,7 @@ class SplitController:
         profile = self.profile
 
         def choose() -> int | None:
-            return self._probe.split(self.strategy, profile, self.job, self._range, self._at)
+            return self._probe.split(self.strategy, profile, self.job, self._range, self.at)
 
         probe = self._probe.batch_done(split, rates, bounds, profile.link.bits_per_second, choose)
         if probe is not None:
@@ -334,9 +334,9 @@ class SplitController:
 
     def _change(self, at: tuple[int, int], after: Alternation, why: str) -> None:
         with self._lock:
-            if after != self._at or len(self.changes) == self.earlier_changes:
+            if after != self.at or len(self.changes) == self.earlier_changes:
                 why = f"{why}; {after.text}" if after.text else why
-                before = self._at.split
+                before = self.at.split
                 self.changes.append(
                     Change(epoch=at[0], batch=at[1], before=before, after=after.split, why=why)
                 )
@@ -344,7 +344,7 @@ class SplitController:
                 self._probes.clear()
                 self._probe.restart()
                 self._opened = 0
-            self._at = after
+            self.at = after
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
 
@@ -353,11 +353,11 @@ class SplitController:
         kept = None if self.chooser is None else self.chooser.epoch_seconds(samples)
         if kept is not None or self.profile is None:
             return kept
-        return seconds_at(self.profile, replace(self.job, samples=samples), self._at)
+        return seconds_at(self.profile, replace(self.job, samples=samples), self.at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan with every candidate, and the changes."""
-        document = records.plan_document(self.strategy, self._at, self.job, self.profile, self.plan)
+        document = records.plan_document(self.strategy, self.at, self.job, self.profile, self.plan)
         document |= {"changes": [change.to_json() for change in self.changes], "looks": self.probes}
         if self.chooser is not None and (kept := self.chooser.to_json()) is not None:
             document["reuse"] = kept
@@ -371,7 +371,7 @@ class SplitController:
             return None
         return {
             "strategy": self.strategy,
-            **records.at_document(self._at),
+            **records.at_document(self.at),
             "min_split": self._range.min_split,
             "max_split": self._range.max_split,
             "profiled": sorted(self._profiled),
