@@ -305,7 +305,9 @@ class Batches(Protocol):
     """Batches of one job that follow each other."""
 
     @property
-    def job(self) -> Job: ...
+    def job(self) -> Job:
+        """The training."""
+
     def fill(self, bs: int, bits: float) -> float:
         """Seconds from the first request to the whole batch."""
 
