@@ -91,7 +91,7 @@ class SplitController:
         self._late = late_split(strategy, sizes, job, self.weights_from)
         """The later of the two splits that are profiled."""
         self.at = Alternation.only(self._late)
-        """What batches run at that are not for profiling."""
+        """Split or splits of batches that are not for profiling."""
         self._opened = 0
         """Batches that have opened at it."""
         self._profiling = Profiling(meter, sizes)
@@ -188,7 +188,7 @@ class SplitController:
         return self.chooser.choose(self.profile, job, self._range.candidates(self.plan))
 
     def _best(self) -> Alternation:
-        """What batches run at by the present plan."""
+        """Split or splits of batches by the present plan."""
         return self.at if self.plan is None else self._range.decided(self.plan, self.reuse)
 
     def _reopen(self) -> None:

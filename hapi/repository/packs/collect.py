@@ -154,7 +154,7 @@ def _tell(rewrites: Sequence[Rewrite], fate: str, note: Callable[[str], None]) -
 
 
 def _needed_by_models(store: ObjectStore, journal: Journal) -> Needed:
-    """What all versions of all models need; :class:`DataError` if one cannot be read."""
+    """Contents that all versions of all models need; :class:`DataError` if one cannot be read."""
     packs: set[str] = set()
     structures: set[str] = set()
     for _, key, document in _documents(store, journal):
