@@ -18,6 +18,7 @@ from support.harness import losses
 from support.local_job import open_session, trainer_of
 from support.planning_tools import FREEZE, JOB, World, planning_in, run_epoch, sizes_in, slower_link, truth
 
+from hapi.client.joint.shared_plan import SharedPlan
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.profile_phase import ENOUGH_DONE
 from hapi.client.planning.reuse_choice import ReuseChooser
@@ -25,6 +26,7 @@ from hapi.figures.html import page
 from hapi.figures.reading import Run
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import ReuseFacts, Storage
+from hapi.profiler.stages.alternation import Alternation
 from hapi.profiler.strategies import plan, seconds_at
 from hapi.server.service import Service
 
@@ -169,6 +171,39 @@ def test_a_profile_in_two_halves(one_machine: bool) -> None:
     )
     ran = run_epoch(planning, world, batches=40)
     assert ran[:8] == [FREEZE] * 4 + [0] * 4
+
+
+# -- several ranks -------------------------------------------------------------------------------------------------
+
+
+class _Board:
+    """What the first rank publishes, as both see it."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+        self.is_first = True
+
+    def publish(self, state: Any) -> None:
+        self.states.append(json.loads(json.dumps(state)))
+
+    def published(self) -> tuple[int, Any]:
+        return len(self.states), self.states[-1]
+
+
+def test_ranks_follow_the_first_one_s_alternation() -> None:
+    """Also where it changes and the profile does not, as when more is kept."""
+    planning, world = alternating()
+    board, other = _Board(), _Board()
+    other.is_first, other.states = False, board.states
+    first, second = SharedPlan(board), SharedPlan(other)  # type: ignore[arg-type]
+    follower = planning_in(world, job=BOTH)
+    for at in (planning.at, Alternation.only(planning.at.other), planning.at):
+        planning.at = at
+        first.exchange(planning, 1, 0)
+        first.exchange(planning, 1, 1)
+        second.exchange(follower, 1, 1)
+        assert follower.at == at
+    assert len(board.states) == 3
 
 
 # -- whole jobs -----------------------------------------------------------------------------------------------------

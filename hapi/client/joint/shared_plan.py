@@ -21,8 +21,8 @@ class SharedPlan:
     def __init__(self, ranks: Ranks) -> None:
         """Begin without a plan."""
         self._ranks = ranks
-        self._published: tuple[Any, int] = (None, 0)
-        """Profile and split of the plan that was published last."""
+        self._published: tuple[Any, Any] = (None, None)
+        """Profile and splits of the plan that was published last."""
         self._followed = 0
         """Number of the plan that was taken over last."""
 
@@ -38,8 +38,8 @@ class SharedPlan:
             if number > self._followed:
                 self._followed = number
                 planning.restore(state, epoch, batch)
-        elif planning.profile is not None and self._published != (planning.profile, planning.split):
-            self._published = planning.profile, planning.split
+        elif planning.profile is not None and self._published != (planning.profile, planning.at):
+            self._published = planning.profile, planning.at
             self._ranks.publish(planning.state())
 
 
