@@ -197,7 +197,7 @@ def test_ranks_follow_the_first_one_s_alternation() -> None:
     other.is_first, other.states = False, board.states
     first, second = SharedPlan(board), SharedPlan(other)  # type: ignore[arg-type]
     follower = planning_in(world, job=BOTH)
-    for at in (planning.at, Alternation.only(planning.at.other), planning.at):
+    for at in (planning.at, Alternation.only(planning.split), planning.at):
         planning.at = at
         first.exchange(planning, 1, 0)
         first.exchange(planning, 1, 1)
