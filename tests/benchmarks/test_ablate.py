@@ -12,7 +12,7 @@ from benchmarks.split import ablate as module
 from benchmarks.split.ablate import BATCHES, MECHANISMS, SCENES, Scene, ablate, simulate
 from benchmarks.testbed.cells import read
 from hapi.client.planning.drift import Drift
-from hapi.profiler import pipeline
+from hapi.profiler.stages import pipeline
 
 RECORDED = Path(__file__).parents[2] / "docs" / "measurements" / "sweep-2core-2026-11-23.jsonl"
 
