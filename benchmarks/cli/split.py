@@ -119,6 +119,13 @@ def _ablate(args: argparse.Namespace) -> Outcome:
     return outcome_of(ablate(list(read(Path(args.results))), tell))
 
 
+def _alternate(args: argparse.Namespace) -> Outcome:
+    from benchmarks.split.alternate import alternate
+    from benchmarks.testbed.cells import read
+
+    return outcome_of(alternate(list(read(Path(args.results)))))
+
+
 def _plan(args: argparse.Namespace) -> Outcome:
     from benchmarks.split.plan_seconds import measure_plan
     from hapi.models.zoo.architectures import torchvision_names
@@ -208,6 +215,12 @@ BENCHMARKS = (
         help="planning with each of its mechanisms off in turn, on the profiles of a sweep",
         options=(results(RESULTS, "of python -m benchmarks sweep"),),
         run=_ablate,
+    ),
+    Benchmark(
+        name="alternate",
+        help="batches that alternate between two splits beside the best one split, on the profiles of a sweep",
+        options=(results(RESULTS, "of python -m benchmarks sweep"),),
+        run=_alternate,
     ),
     Benchmark(
         name="plan",
