@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import socket
@@ -17,7 +18,7 @@ import pytest
 from support.http_tools import ServedApplication, exchange, metric, served, until
 from support.tiny_http import serving
 
-from hapi.errors import BadRequestError, UsageError
+from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.repository.packs.place import pack_key, pack_of, pack_path
 from hapi.server.providers import peers as peers_module
 from hapi.server.providers import stores
@@ -203,13 +204,24 @@ def test_a_hung_provider_times_out(store: Store, monkeypatch: pytest.MonkeyPatch
         assert packs._peers.failures == 1
 
 
+HAS_NOT_GOT_IT = json.dumps(NotFoundError("no such pack").to_problem())
+
+
 @pytest.mark.parametrize(
-    "status", ["404 Not Found", "401 Unauthorized", "500 Internal", "429 Busy", "301 Moved"]
+    ("status", "body"),
+    [
+        ("404 Not Found", HAS_NOT_GOT_IT),
+        ("404 Not Found", ""),  # of something else than a hapi-server
+        ("401 Unauthorized", ""),
+        ("500 Internal", ""),
+        ("429 Busy", ""),
+        ("301 Moved", ""),
+    ],
 )
-def test_a_provider_that_says_no_is_passed_over(store: Store, status: str) -> None:
+def test_a_provider_that_says_no_is_passed_over(store: Store, status: str, body: str) -> None:
     def no(connection: socket.socket, request: bytes) -> bool:
         del request
-        connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+        connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         return True
 
     with serving(no) as refusing, reader_of(store, [refusing.url]) as packs:
@@ -218,7 +230,7 @@ def test_a_provider_that_says_no_is_passed_over(store: Store, status: str) -> No
         assert requests >= 1 and all(f"{PEER_HEADER}: 1".encode() in r for r in refusing.requests)
         read(packs, PACKS[0])
         # Only one that has not got it is asked again at once.
-        assert (len(refusing.requests) > requests) == status.startswith("404")
+        assert (len(refusing.requests) > requests) == (body == HAS_NOT_GOT_IT)
 
 
 def test_a_provider_that_sent_wrong_bytes_is_not_believed_again(store: Store) -> None:
