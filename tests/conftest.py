@@ -61,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_runtest_setup() -> None:
+    """Let Ctrl-C interrupt each test: a server that an earlier one ran in this process ignores it for good."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``--dist loadfile``: a process gets the tests of a file at once, and some files together."""
     if config.getvalue("dist") != "loadfile":
