@@ -60,13 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Give the process its signals back after each test: a server that one ran in this process keeps them for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_runtest_setup() -> None:
-    """Let Ctrl-C interrupt each test: a server that an earlier one ran in this process ignores it for good."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``--dist loadfile``: a process gets the tests of a file at once, and some files together."""
     if config.getvalue("dist") != "loadfile":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -264,16 +263,6 @@ def test_a_request_error_breaks_no_device(
         asked(server, known)
 
 
-@pytest.fixture
-def own_signals() -> Iterator[None]:
-    """Give the process its handlers back, which a server takes for good."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("own_signals")
 def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an exit code by which a supervisor starts it again."""
     service = Service(ServerSettings(store=str(folder), device="cpu"), open_store(str(folder)))
