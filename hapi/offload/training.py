@@ -30,6 +30,7 @@ from hapi.offload.states.disk import DiskStates
 from hapi.offload.states.host import HostStates
 from hapi.offload.updates import check_optimizer, options_of, state_names
 from hapi.paths import user_path
+from hapi.process.mapped_files import give_back_file_pages
 from hapi.profiler.offload_costs import PENDING_BYTES, OffloadedMemory, keeps_gradients
 from hapi.units import format_bytes, parse_bytes
 
@@ -150,6 +151,7 @@ def offload_states(
         model, left, folders, activations, traffic=_traffic(layout, parameters), gradients=gradients
     )
     refuse_steps(optimizer)
+    give_back_file_pages()
     return OffloadedOptimizer(
         optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
         where=_named(folders), activations=swapped.install(), resumes=resumes,

@@ -30,6 +30,7 @@ from hapi.offload.layer_memory import Action, GradientRoom, highest_use, keep_wh
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
+from hapi.process.mapped_files import give_back_file_pages
 from hapi.units import format_bytes
 
 log = logging.getLogger("hapi.offload")
@@ -352,6 +353,8 @@ class ActivationOffload(BoundToModel):
                 "some, or take a smaller batch"
             )
         self._apply(problem, plan)
+        if self._traffic != StateTraffic():
+            give_back_file_pages()  # of code that measures, and is not used any more
 
     def _choose(self, problem: Problem) -> Plan:
         if self._policy == "swap":
