@@ -20,7 +20,7 @@ SMALL_SHARE = 0.1
 """Share of the memory below which it is not the trained part that does not fit."""
 PIECE_ELEMENTS = 1 << 20
 """Most elements of a piece, which is read, computed and written at once: with AdamW in fp32 its record has 12 MiB."""
-BUFFERS = 8
+BUFFERS = 6
 """Records of a drive in memory: those of a layer wait for its gradients while those of the layer before are written."""
 PENDING_BYTES = 64 << 20
 """Backward waits while gradients that wait for their update have more bytes than this."""
