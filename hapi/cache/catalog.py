@@ -31,6 +31,7 @@ _MOST_OPEN = 4096
 """Files of segments that stay open, or a quarter of what the system allows if that is less."""
 _FRESH_SECONDS = 0.1
 """A folder's time tells of changes only after this long: it has the resolution of the kernel's tick."""
+_NEVER = -1
 
 
 class RecordLocations(NamedTuple):
@@ -93,7 +94,9 @@ class Catalogue:
         self._most_open = _MOST_OPEN if limit == resource.RLIM_INFINITY else min(_MOST_OPEN, limit // 4)
         """Files that are kept open; the others are opened for each read."""
         self._open = 0
-        self._looked = self._seen = 0.0
+        self._looked = self._seen_at = 0.0
+        self._seen = _NEVER
+        self._settled = False
         self._warned = False
         self._rescan()
 
@@ -226,12 +229,15 @@ class Catalogue:
 
     def _rescan(self) -> None:
         """Take in segments that have come since the last look."""
-        self._looked = time.monotonic()
+        self._looked = now = time.monotonic()
         with contextlib.suppress(OSError):  # a folder that somebody removed has none
-            changed = self._folder.stat().st_mtime
-            if changed == self._seen:
+            changed = self._folder.stat().st_mtime_ns
+            if changed != self._seen:
+                self._seen, self._seen_at, self._settled = changed, now, False
+            elif self._settled:
                 return
-            self._seen = changed if time.time() - changed > _FRESH_SECONDS else 0.0
+            else:
+                self._settled = now - self._seen_at > _FRESH_SECONDS
             for path in self._folder.glob(f"{SEGMENT}*"):
                 if path.name not in self._known:
                     self._known.add(path.name)
@@ -271,7 +277,7 @@ class Catalogue:
         except DataError:  # it is looked at again, and mended
             self._forget(number)
             self._known.discard(segment.path.name)
-            self._seen = 0.0
+            self._seen = _NEVER
         except OSError:
             self._forget(number)
         else:

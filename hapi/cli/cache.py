@@ -106,7 +106,9 @@ def _line(folder: CacheFolder, version: Version) -> str:
     stored = count_records(path)
     kept = f"{stored.records:,} kept"
     raw = "" if stored.raw_bytes is None else f" for {format_bytes(stored.raw_bytes)} raw"
-    used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
+    used = (
+        "in use" if version.in_use else f"used {format_duration(max(0.0, time.time() - version.used_at))} ago"
+    )
     return f"{version.name}  {describe(path)}  {kept}  {format_bytes(version.bytes):>10}{raw}  {used}"
 
 

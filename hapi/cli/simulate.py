@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, say, tell
 from hapi.cli.shared.numbers import DAY, count, seconds
+from hapi.cli.shared.steady_bar import SteadyBar
 from hapi.config.token import read_token
 from hapi.errors import UsageError
 from hapi.paths import check_outputs
 from hapi.wire.messages import STATUS_PATH
 from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.slow_server import AnswerLimits
 
 ACTIONS = {
     "observe": "record what running servers do for a while, with a trainer's profile",
@@ -26,6 +26,8 @@ ACTIONS = {
 }
 """Help lines by action."""
 _LONGEST = 1e9
+_STATUS_SECONDS = 10.0
+"""Longest silence of a server that is observed, and its longest answer."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +105,7 @@ def _replay(args: argparse.Namespace) -> Any:
     fleet = load_fleet(args.fleet, given)
     profiles = load_profiles(fleet, Path(args.fleet).parent)
     quiet = args.quiet or not sys.stderr.isatty()
-    with tqdm(total=fleet.seconds, unit="s", desc="simulated", disable=quiet, file=sys.stderr) as bar:
+    with SteadyBar(total=fleet.seconds, unit="s", desc="simulated", disable=quiet, file=sys.stderr) as bar:
 
         def over(share: float) -> None:
             """Show the share of the simulated time that is over."""
@@ -119,19 +121,25 @@ def _calibrate(args: argparse.Namespace) -> Any:
 
 
 def _observe(args: argparse.Namespace) -> Any:
-    from hapi.cluster.simulation.observation import load_recorded, observation_of
+    from hapi.cluster.simulation.observation import load_recorded, observation_of, reading_of
 
     check_outputs([("--out", args.out)], [("--profile", args.profile)])
     profile, job = load_recorded(args.profile)
     token, urls = read_token(args.token_file), list(dict.fromkeys(args.urls))
-    transports = {url: HttpTransport(url, token=token, ca_file=args.ca_file, timeout=10.0) for url in urls}
+    limits = AnswerLimits.within(_STATUS_SECONDS)
+    transports = {
+        url: HttpTransport(
+            url, token=token, ca_file=args.ca_file, timeout=_STATUS_SECONDS, answer_limits=limits
+        )
+        for url in urls
+    }
     statuses: dict[str, list[Any]] = {url: [] for url in urls}
     began, every = time.monotonic(), max(0.1, min(1.0, args.seconds / 4))
     try:
         while True:
             asked = time.monotonic()
             for url, transport in transports.items():
-                statuses[url].append(transport.call("GET", STATUS_PATH))
+                statuses[url].append(reading_of(transport.call("GET", STATUS_PATH)))
             if asked - began >= args.seconds:
                 break
             time.sleep(min(every, max(0.0, began + args.seconds - time.monotonic())))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 from typing import Any
 
 import pytest
 
 from hapi.cli.shared.lines import print_parts, print_wrapped
+from hapi.cli.shared.steady_bar import SteadyBar
 from hapi.cli.shared.training_progress import _epoch_line, _that_fit
 
 USUAL: dict[str, Any] = {
@@ -57,3 +60,13 @@ def test_figures_of_a_bar_by_what_fits() -> None:
     assert [_that_fit(["ab", "cde", "f"], columns) for columns in (1, 2, 6, 7, 9, 10)] == [
         "", "ab", "ab", "ab, cde", "ab, cde", "ab, cde, f",
     ]  # fmt: skip
+
+
+def test_a_bar_goes_on_where_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(2e9, -3600.0)
+    monkeypatch.setattr("tqdm.std.time", lambda: next(now))
+    drawn = io.StringIO()
+    bar = SteadyBar(total=9, file=drawn, mininterval=0.0)
+    bar.update(5)
+    assert "5/9" in drawn.getvalue()
+    bar.close()

@@ -22,7 +22,7 @@ from support.weight_tools import TAKER, Contents, Source, contents_of, mapped_ki
 from hapi.errors import UsageError
 from hapi.models.shared.folder import WeightsFolder
 from hapi.models.shared.pack import ALIGNMENT, divided
-from hapi.models.shared.weights import SharedWeights, shared_weights
+from hapi.models.shared.weights import SharedWeights, Silence, shared_weights
 
 
 @pytest.fixture
@@ -271,9 +271,14 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             shared_weights(cpu)
 
 
-def test_a_load_that_stands_still_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other load has begun long ago, and shows no sign of life."""
-    monkeypatch.setattr("hapi.models.shared.weights.STALLED_SECONDS", 5.0)
+@pytest.mark.parametrize(("seconds", "age"), [(5.0, 1e6), (0.05, -7200.0)])
+def test_a_load_that_stands_still_is_not_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, age: float
+) -> None:
+    """The other load has begun long ago, or the clock was set back since, and shows no sign of life."""
+    monkeypatch.setattr("hapi.models.shared.weights.STALLED_SECONDS", seconds)
+    monkeypatch.setattr("hapi.models.shared.weights.TOUCH_SECONDS", 0.01)
+    signed = time.time() - age
     begun, go_on = threading.Event(), threading.Event()
 
     def hangs(number: int) -> None:
@@ -284,7 +289,7 @@ def test_a_load_that_stands_still_is_not_waited_for(folder: Path, monkeypatch: p
     other.start()
     begun.wait()
     for name in packs(folder):
-        os.utime(folder / name, (0, 0))
+        os.utime(folder / name, (signed, signed))
     source = Source(contents_of(4))
     taken(folder, source)
     assert len(source.asked) == 4
@@ -293,6 +298,17 @@ def test_a_load_that_stands_still_is_not_waited_for(folder: Path, monkeypatch: p
     last = Source(contents_of(4))
     taken(folder, last)
     assert last.asked == []
+
+
+def test_a_clock_that_is_set_ends_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence, began = Silence(), time.time()
+    monkeypatch.setattr("hapi.models.shared.weights.TOUCH_SECONDS", 0.01)
+    monkeypatch.setattr(time, "time", lambda: began + 7200)
+    assert silence.seconds(began) < 60
+    time.sleep(0.03)
+    assert silence.seconds(began + 7200) < 60, "a sign by the new clock"
+    monkeypatch.setattr(time, "time", lambda: began - 7200)
+    assert silence.seconds(began + 7200) < 60
 
 
 @pytest.mark.slow

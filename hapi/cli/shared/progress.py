@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from tqdm import tqdm
 
+from hapi.cli.shared.steady_bar import SteadyBar
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 
@@ -20,7 +21,7 @@ class TransferBar:
         self._label = label
         self._by_bytes = by_bytes
         self._disabled = quiet or not sys.stderr.isatty()
-        self._bar: tqdm[Any] | None = None
+        self._bar: SteadyBar | None = None
         self._began = time.monotonic()
         self.samples = 0
         self.size = 0
@@ -28,7 +29,7 @@ class TransferBar:
     def start(self, total: int, done: int = 0) -> None:
         """Begin with ``total`` samples or bytes, ``done`` of which an earlier run completed."""
         self._began = time.monotonic()
-        self._bar = tqdm(
+        self._bar = SteadyBar(
             total=total, initial=done, desc=self._label, unit="B" if self._by_bytes else " samples", unit_scale=True,
             disable=self._disabled, file=sys.stderr,
         )  # fmt: skip

@@ -44,15 +44,14 @@ class ProgressPrinter(TrainingCallback):
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
         """Begin the epoch's bar."""
         if self._live:
-            from tqdm import tqdm
+            from hapi.cli.shared.steady_bar import SteadyBar
 
-            self._bar = tqdm(
+            self._bar = SteadyBar(
                 total=batches,
                 initial=done,
                 desc=f"epoch {epoch}",
                 leave=False,
                 mininterval=0.0,
-                miniters=1,
                 ncols=_columns(),
                 bar_format="{desc}: {bar} {n_fmt}/{total_fmt} <{remaining}{postfix}",
             )

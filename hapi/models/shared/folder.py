@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hapi.errors import DataError
 from hapi.models.shared.pack import (
@@ -136,20 +136,18 @@ class WeightsFolder:
             left -= pack.writer.size
             division.mine.append(pack)
 
-    def state_of(self, name: str, stalled: float) -> Literal["loading", "stalled", "done"]:
-        """Return the state of an open pack: no process loads it any more, or one does, without a sign of life for
-        ``stalled`` seconds or with one.
+    def sign_of_life(self, name: str) -> float | None:
+        """Return the Unix time at which the process that loads an open pack last gave a sign of life; None where none
+        loads it any more.
         """
         with self._open_folder() as folder:
             try:
                 descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
             except FileNotFoundError:
-                return "done"
+                return None
             try:
                 # Shared, so that a look is in the way of nobody who maps the pack just now.
-                if share_at_once(descriptor):
-                    return "done"
-                return "stalled" if time.time() - os.fstat(descriptor).st_mtime > stalled else "loading"
+                return None if share_at_once(descriptor) else os.fstat(descriptor).st_mtime
             finally:
                 os.close(descriptor)
 

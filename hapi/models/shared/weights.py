@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import mmap
 import os
 import time
@@ -34,6 +35,25 @@ STALLED_SECONDS = 30.0
 
 TOUCH_SECONDS = 1.0
 """Seconds after which a process that loads shows that it goes on, in packs to come too."""
+
+
+class Silence:
+    """Measures for how long another process has given no sign of life, also where the clock is set meanwhile."""
+
+    def __init__(self) -> None:
+        self._sign = math.nan
+        self._since = 0.0
+
+    def seconds(self, sign: float) -> float:
+        """Return the seconds since the last ``sign``, a Unix time.
+
+        From before our first look only the wall clock tells. So a process that lives may first show itself once more.
+        """
+        now = time.monotonic()
+        if sign != self._sign:
+            self._sign, self._since = sign, now
+        seen = now - self._since
+        return max(seen, time.time() - sign) if seen > 2 * TOUCH_SECONDS else seen
 
 
 class PackedWeights(ABC, Generic[Memory]):
@@ -135,14 +155,16 @@ class PackedWeights(ABC, Generic[Memory]):
 
     def _wait(self, busy: Collection[str]) -> bool:
         """Wait until another process has loaded one of the packs, or has left it; False if that is not waited for."""
+        silences = {name: Silence() for name in busy}
         while True:
             try:
-                states = [self._folder.state_of(name, STALLED_SECONDS) for name in busy]
+                signs = {name: self._folder.sign_of_life(name) for name in busy}
             except OSError:
                 return False
-            if "done" in states:
+            lasting = [silences[name].seconds(sign) for name, sign in signs.items() if sign is not None]
+            if len(lasting) < len(signs):
                 return True
-            if "loading" not in states:
+            if min(lasting) > STALLED_SECONDS:
                 return False
             check()
             time.sleep(LOOK_SECONDS)
