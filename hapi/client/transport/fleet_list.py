@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from hapi.errors import BadRequestError, HapiError, NotFoundError
 from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.slow_server import AnswerLimits
 from hapi.wire.transport.urls import canonical_url
 
 MOST_SERVERS = 4096
+_LONGEST_URL = 2048
 _PREFIX = "fleet+"
 
 
@@ -24,17 +28,19 @@ def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.
     Args:
         url: address of the list.
         ca_file: authority to trust if that is https; the servers may be where it is not.
-        timeout: longest silence, in seconds.
+        timeout: seconds for the answer.
 
     Raises:
         NotFoundError: there is none now.
         HapiError: nothing answers, or something else than a list of servers.
     """
     trusted = ca_file if url.startswith("https:") else None
-    transport = HttpTransport(url, ca_file=trusted, timeout=timeout)
+    transport = HttpTransport(
+        url, ca_file=trusted, timeout=timeout, answer_limits=AnswerLimits.within(timeout, " (--timeout)")
+    )
     try:
         document = transport.call("GET", "/")
-        found = [canonical_url(one) for one in document["servers"]]
+        found = [_url(one) for one in islice(document["servers"], MOST_SERVERS)]
     except (HapiError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, HapiError) and error.retryable:
             raise
@@ -47,4 +53,10 @@ def listed_servers(url: str, *, ca_file: str | None = None, timeout: float = 10.
         raise NotFoundError(
             f"{url}: no server of the fleet takes work now (under Ray 'serve status' tells why)"
         )
-    return found[:MOST_SERVERS]
+    return found
+
+
+def _url(listed: str) -> str:
+    if len(listed) > _LONGEST_URL:
+        raise BadRequestError("a URL is too long")
+    return canonical_url(listed)

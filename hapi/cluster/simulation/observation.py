@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -15,6 +16,8 @@ from hapi.profiler.profile import MAX_PROFILE_BYTES, Job, Profile
 from hapi.profiler.reading import load_document, read_strictly
 
 OBSERVATION_VERSION = 1
+_MOST_LISTED = 1000
+"""Tenants or requests that one server may tell of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +114,27 @@ class Observation:
         return [first, *each]
 
 
+def reading_of(status: Any) -> dict[str, Any]:
+    """Return the part of a server's status that an observation needs; BadRequestError for what is none."""
+    try:
+        if max(len(status["tenants"]), len(status["running"])) > _MOST_LISTED:
+            raise ValueError("more than a server tells")
+        return {name: status[name] for name in ("queue", "tenants", "running")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _another_form(error) from None
+
+
+def _another_form(error: Exception) -> BadRequestError:
+    return BadRequestError(f"a status has another form than agreed ({error!r}); is it a hapi-server?")
+
+
 def observation_of(
     statuses: Mapping[str, Sequence[Mapping[str, Any]]], seconds: float, profile: Profile, job: Job
 ) -> Observation:
     """Return what servers' status documents tell together.
 
     Args:
-        statuses: documents of each server, by its URL, the first and the last ``seconds`` apart.
+        statuses: readings of each server's documents, by its URL, the first and the last ``seconds`` apart.
         seconds: between them.
         profile: of a trainer.
         job: of the same trainer.
@@ -127,7 +144,7 @@ def observation_of(
     """
     try:
         running = [r for documents in statuses.values() for d in documents for r in d["running"]]
-        seen = [int(request["split"]) for request in running]
+        seen = Counter(int(request["split"]) for request in running)
         served = {
             tenant["name"]
             for documents in statuses.values()
@@ -137,16 +154,14 @@ def observation_of(
         return Observation(
             observed=seconds,
             tenants=len(served),
-            splits=tuple(sorted(set(seen), key=lambda split: -seen.count(split))),
+            splits=tuple(split for split, _ in seen.most_common()),
             request_samples=statistics.fmean(float(r["total"]) for r in running) if running else 0.0,
             servers=tuple(_server(url, documents) for url, documents in statuses.items()),
             profile=profile,
             job=job,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadRequestError(
-            f"a status has another form than agreed ({error!r}); is it a hapi-server?"
-        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise _another_form(error) from None
 
 
 def _served_before(document: Mapping[str, Any], name: str) -> int:

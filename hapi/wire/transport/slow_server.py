@@ -42,6 +42,13 @@ class AnswerLimits:
     """Seconds of waiting over which that is measured."""
     longest: float = LONGEST_ANSWER
     """Seconds in all, beside what its bytes take at the least rate."""
+    flag: str = " (--answer-timeout)"
+    """The flag that sets ``longest``, as messages end with it; empty for none."""
+
+    @classmethod
+    def within(cls, seconds: float, flag: str = "") -> AnswerLimits:
+        """Return the limits of a document that must be whole within ``seconds``, at whatever rate."""
+        return cls(silence=seconds, rate=0, longest=seconds, flag=flag)
 
 
 class SlowAnswerError(TimeoutError):
@@ -112,7 +119,7 @@ class AnswerGuard:
         if now - self._began >= limits.longest + content / (limits.rate or LEAST_RATE):
             raise SlowAnswerError(
                 f"an answer of {format_bytes(self.received)} so far has taken more than "
-                f"{format_duration(limits.longest)} (--answer-timeout)"
+                f"{format_duration(limits.longest)}{limits.flag}"
             )
         if self._content is not None and self.received > 2 * content + MOST_WASTE_BYTES:
             raise EndlessHeadError(f"{self.received} bytes for {content} of content")
