@@ -21,9 +21,12 @@ from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
 from hapi.wire.transport.base import Transport
 from hapi.wire.transport.http import HttpTransport
+from hapi.wire.transport.slow_server import AnswerLimits
 
 MOST_SERVERS = 1000
 """Servers that are asked at once, a thread each."""
+_MOST_LISTED = 1000
+"""Devices, tenants or errors that one server may tell of."""
 _ERRORS = 5
 """Last errors that are printed; --json has all that the servers keep."""
 _GOOD = ("serving", "lame-duck", "draining")
@@ -89,6 +92,8 @@ class Probe:
             f"{self.url}: {self.state}, hapi {document['hapi']}, up {document['uptime']:.0f} s, "
             f"{queue['running']} of {queue['slots']} slots busy, {queue['queued']} queued"
         )
+        if problem := document.get("certificate"):  # which older servers do not tell
+            yield f"  certificate: {problem}"
         for device in document["devices"]:
             used, budget = sum(device["memory"].values()), device["budget_bytes"]
             bound = "no bound" if budget is None else f"of {format_bytes(budget)}"
@@ -209,7 +214,10 @@ def _probed(urls: Sequence[str], token: str | None, ca_file: str | None, timeout
     """Ask all servers at the same time, each address of a name that has several."""
 
     def transport(url: str, address: str | None) -> HttpTransport:
-        return HttpTransport(url, token=token, ca_file=ca_file, timeout=timeout, address=address)
+        limits = AnswerLimits.within(timeout, " (--timeout)")
+        return HttpTransport(
+            url, token=token, ca_file=ca_file, timeout=timeout, address=address, answer_limits=limits
+        )
 
     listed = partial(listed_servers, ca_file=ca_file, timeout=timeout)
     transports = ServerAddresses(urls, transport, listed=listed).transports
@@ -241,18 +249,20 @@ def _probe(transport: Transport) -> Probe:
     try:
         probe = Probe(url=url, document=document, state="stuck" if document["stuck"] else document["state"])
         _check(probe)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         problem = f"{url}: its status has another form than agreed; is it a hapi-server?"
         return Probe(url=url, error=BadRequestError(problem), state="unknown")
     return probe
 
 
 def _check(probe: Probe) -> None:
-    """Compute all that is shown of a server; one of KeyError, TypeError, ValueError and AttributeError if its document
-    has another form.
+    """Compute all that is shown of a server; KeyError, TypeError, ValueError, AttributeError or ArithmeticError if its
+    document has another form.
     """
     if not isinstance(probe.state, str) or not isinstance(probe.document["server"], str):
         raise TypeError("state and server are text")
+    if max(len(probe.document.get(name, ())) for name in ("devices", "tenants", "errors")) > _MOST_LISTED:
+        raise ValueError("more than a server tells")
     fleet = Fleet.of([probe])
     fleet.to_json()
     for _ in (*probe.lines(), *fleet.common_lines()):

@@ -3,87 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
-import select
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TextIO, cast
 
 from hapi.errors import HapiError
+from hapi.process.output_stream import Background, OutputStream, UnwaitingStream
 
 _STDOUT, _STDERR = 1, 2
-_FOR_GOOD = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE)
-"""Errors that do not pass. After other failures, such as a full disk, later lines are tried again."""
-_READER_SECONDS = 60.0
-"""Longest wait for a reader that takes nothing, where the descriptor itself does not wait."""
-_HELD = 8192
-"""Most characters of an unfinished line that are held back."""
-
-Lost = Callable[["OutputStream", OSError], None]
-
-
-class OutputStream(io.TextIOBase):
-    """Text stream to a descriptor, written line by line without a buffer. Thread-safe.
-
-    ``lost`` is called once, at the first failure to write; its exception reaches the writer.
-    """
-
-    def __init__(self, descriptor: int, title: str, lost: Lost | None = None) -> None:
-        """Write to ``descriptor``; messages call it ``title``, such as ``stdout``."""
-        self.title = title
-        self.why: str | None = None
-        """The system's reason for the first loss; None as long as everything was written."""
-        self._descriptor, self._on_loss = descriptor, lost
-        self._lock = threading.Lock()
-        self._held = ""
-        self._gone = False
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Always UTF-8, whatever the locale; lone surrogates are escaped."""
-        return "utf-8"
-
-    def write(self, text: str) -> int:
-        """Write whole lines at once, and hold the rest until its line ends."""
-        with self._lock:
-            self._held += text
-            ready = "\n" in text or "\r" in text or len(self._held) > _HELD
-        if ready:
-            self.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        """Write the text that is held back."""
-        failed = None
-        with self._lock:
-            data, self._held = self._held.encode("utf-8", "backslashreplace"), ""
-            if self._gone or not data:
-                return
-            try:
-                _write_all(self._descriptor, data)
-            except OSError as error:
-                self._gone = error.errno in _FOR_GOOD
-                if self.why is None:
-                    self.why, failed = error.strerror or str(error), error
-        if (
-            failed is not None and self._on_loss is not None
-        ):  # without the lock: it may write to the other stream
-            self._on_loss(self, failed)
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Return whether a person may be looking."""
-        return not self._gone and os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        """Return True, whether or not text arrives."""
-        return True
 
 
 class Outputs:
@@ -91,12 +21,38 @@ class Outputs:
 
     def __init__(self, program: str, *, goes_on: bool) -> None:
         self._program, self._goes_on = program, goes_on
-        self.stdout = OutputStream(_STDOUT, "stdout", self._lost)
-        self.stderr = OutputStream(_STDERR, "stderr", self._lost)
+        self._background = list[Background]()
+        self.stdout = self._stream(_STDOUT, "stdout")
+        self.stderr = self._stream(_STDERR, "stderr")
+
+    def _stream(self, descriptor: int, title: str) -> OutputStream:
+        if not self._goes_on:
+            return OutputStream(descriptor, title, self._lost)
+        # One thread for both where they are one terminal or pipe, so that lines stay in their order.
+        if not self._background or not os.path.sameopenfile(_STDOUT, descriptor):
+            self._background.append(Background())
+        return UnwaitingStream(
+            descriptor, title, self._background[-1], partial(self._dropped, title), self._lost
+        )
+
+    def close(self) -> None:
+        """Write all that is held back, for as long as a reader takes; Ctrl-C leaves it at that."""
+        for stream in (self.stdout, self.stderr):
+            with contextlib.suppress(OSError, HapiError):
+                stream.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            for background in self._background:
+                background.close()
 
     def lost(self) -> list[str]:
         """Return a line for each stream that lost text."""
-        return [f"{s.title}: {s.why}; lines are missing" for s in (self.stdout, self.stderr) if s.why]
+        streams = (self.stdout, self.stderr)
+        lost = [f"{s.title}: {s.why}; lines are missing" for s in streams if s.why]
+        unread = [(s.title, s.dropped) for s in streams if isinstance(s, UnwaitingStream) and s.dropped]
+        return lost + [f"{title}: nobody read it; {count} lines are missing" for title, count in unread]
+
+    def _dropped(self, title: str, count: int) -> str:
+        return f"{self._program}: nobody read {title}, so {count} lines before this one are missing\n"
 
     def _lost(self, stream: OutputStream, error: OSError) -> None:
         if stream is self.stdout and not self._goes_on:
@@ -121,6 +77,8 @@ def standard_outputs(program: str, *, goes_on: bool) -> Iterator[None]:
     """Make losses of standard output harmless inside the block.
 
     A loss of stderr is never an error. Streams that the process does not own (in a test) stay as they are.
+    Work that ``goes_on`` does not wait for a reader before its end: a stopped terminal, or a pipe that nobody empties,
+    would hold up a training and all its ranks.
 
     Args:
         program: name of the command, for messages.
@@ -143,9 +101,7 @@ def standard_outputs(program: str, *, goes_on: bool) -> Iterator[None]:
         current = outputs if own_out or own_err else None
         yield
     finally:
-        with contextlib.suppress(OSError, HapiError):
-            outputs.stdout.flush()
-        outputs.stderr.flush()
+        outputs.close()
         sys.stdout, sys.stderr, current = before
 
 
@@ -156,16 +112,6 @@ def _hold_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``, waiting for a reader where the descriptor itself would not wait."""
-    while data:
-        try:
-            data = data[os.write(descriptor, data) :]
-        except BlockingIOError:
-            if not select.select([], [descriptor], [], _READER_SECONDS)[1]:
-                raise
 
 
 def _is_own(stream: TextIO | None, descriptor: int) -> bool:

@@ -24,6 +24,7 @@ from hapi.errors import (
     UnauthorizedError,
 )
 from hapi.server.context import RequestContext
+from hapi.server.lifecycle.certificate import Validity
 from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.scheduling.stalls import Stalls
@@ -149,6 +150,8 @@ class Board:
     def __init__(self, tenants: Iterable[Tenant], accounts: Accounts | None = None) -> None:
         """Count for ``tenants``, and for ``accounts`` if there are any."""
         self.accounts = accounts
+        self.validity: Validity | None = None
+        """Validity of the server's certificate; None where there is none, or it does not tell."""
         self.stalls = Stalls()
         self.tenants: Sequence[Tenant] = ()
         self._counts: dict[str, TenantCounts] = {}

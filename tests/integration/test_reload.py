@@ -168,6 +168,8 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
     with reloading(folder, tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as running:
         port = running.process.port
         assert shown_certificate(port, name) == old
+        (early,) = logged(running.log, event="certificate: renew it")  # they are made for two days
+        assert early["level"] == "warning" and early["problem"].startswith("expires on 2")
         install(pairs[1][0], pairs[0][1])  # a key of another certificate
         assert "--tls-cert" in running.reload()["error"]
         assert shown_certificate(port, name) == old
@@ -178,6 +180,7 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
             assert running.reload()["tls"] is True
             assert is_well(open_before), "connections that are open go on"
         assert shown_certificate(port, name) == new != old
+        assert len(logged(running.log, event="certificate: renew it")) == 2
 
 
 def test_a_token_is_rotated(folder: Path, tmp_path: Path) -> None:

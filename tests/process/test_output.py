@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from support.harness import environment
+from support.http_tools import until
 
-from hapi.process.output import OutputStream
+from hapi.process.output_stream import Background, OutputStream, UnwaitingStream
 
 
 def test_lines_are_written_whole_and_at_once(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_a_disk_that_was_full_gets_later_lines(tmp_path: Path) -> None:
     """A limit on the file's size stands for the disk; it is taken away again."""
     path = tmp_path / "out"
     program = (
-        "import resource, signal, sys; from hapi.process.output import OutputStream\n"
+        "import resource, signal, sys; from hapi.process.output_stream import OutputStream\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "stream = OutputStream(1, 'stdout')\n"
         "print('before', file=stream)\n"
@@ -57,6 +60,33 @@ def test_a_disk_that_was_full_gets_later_lines(tmp_path: Path) -> None:
     with path.open("wb") as file:
         subprocess.run([sys.executable, "-c", program], stdout=file, check=True, env=environment())
     assert path.read_text() == "before\nafter\nFile too large\n"
+
+
+def test_nobody_waits_for_a_reader_that_takes_nothing() -> None:
+    """What it left no room for is counted, in a line between those before and those after."""
+    reading, writing = os.pipe()
+    os.write(writing, b"\n" * fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096))
+    background = Background(2000)
+    stream = UnwaitingStream(writing, "log", background, lambda count: f"{count} missing\n")
+    for number in range(1000):
+        print(f"line {number:4}", file=stream)
+    assert not stream.settle(0.01) and stream.dropped > 0
+    received: list[str] = []
+    with os.fdopen(reading) as reader:
+        thread = threading.Thread(target=lambda: received.extend(reader))
+        thread.start()
+        assert stream.settle(60)
+        print("after", file=stream)
+        background.close()
+        os.close(writing)
+        thread.join()
+    whole = 1000 - stream.dropped
+    assert whole == 200
+    assert received[4096:] == [
+        *(f"line {n:4}\n" for n in range(whole)),
+        f"{stream.dropped} missing\n",
+        "after\n",
+    ]
 
 
 COMMAND = "import sys; from hapi.cli.shared.common import run_command\nsys.exit(run_command('prog', body, goes_on=%s))"
@@ -89,6 +119,28 @@ def test_a_command_that_works_goes_on(shell: str, why: str) -> None:
 def test_nothing_left_to_tell_it_to(shell: str) -> None:
     tells = PRINTS.replace("return 0", "print('told', file=sys.stderr); return 0")
     assert outcome(shell, True, "import sys\n" + tells) == (0, "told\n" if shell == ">&-" else "")
+
+
+def test_a_command_that_works_does_not_wait_for_its_reader(tmp_path: Path) -> None:
+    """It waits once the work is done: no line is lost that it can hold, and both streams keep their order."""
+    done, lines = tmp_path / "done", 10_000
+    body = (
+        f"import pathlib, sys\ndef body():\n    for n in range({lines}):\n"
+        f"        print('line', n); print('other', n, file=sys.stderr)\n"
+        f"    pathlib.Path({str(done)!r}).touch()\n    return 0\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", body + COMMAND % True],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        until(done.exists, 60, "the end of the work")
+        assert process.poll() is None
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert out.splitlines() == [line for n in range(lines) for line in (f"line {n}", f"other {n}")]
 
 
 def test_a_command_that_prints_has_failed() -> None:

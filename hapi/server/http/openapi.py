@@ -349,6 +349,7 @@ def _status() -> Schema:
                 {"budget_bytes": of_type(int | None), "reserved": _counts(*HOST_KINDS), "waiting": COUNT}
             ),
             "queue": _counts("running", "slots", "queued", "max_queued"),
+            "certificate": TEXT,
             "stuck": TEXT,
             "lost_threads": _counts("now", "ever", "most"),
             "scrub": extended(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),

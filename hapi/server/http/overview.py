@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from hapi import __version__
 from hapi.server.http.connections import REASONS as REFUSALS
 from hapi.server.http.connections import Connections
+from hapi.server.lifecycle.log_limits import dropped_lines
 from hapi.server.scheduling.admission import REASONS, Admission
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.scheduling.stalls import mean
@@ -55,6 +56,7 @@ class Overview:
         now, service, admission = time.monotonic(), self._service, self._admission
         seen = list(filter(viewer.may_see, self._board.tenants))
         tenants = sorted(map(self._tenant, seen), key=_busiest)
+        validity = self._board.validity
         running = [r for r in self._board.requests() if viewer.may_see(r.context.tenant)]
         lost = service.watch.lost
         return {
@@ -73,6 +75,7 @@ class Overview:
                 "queued": admission.queued,
                 "max_queued": service.settings.max_queued,
             },
+            "certificate": "" if validity is None else validity.problem(time.time()),
             "stuck": service.watch.stuck(),
             "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.limit},
             "scrub": self._scrub.to_json(),
@@ -129,6 +132,11 @@ class Overview:
             "Decoding processes that died and were replaced.",
             self._service.decoders.replaced,
         )
+        yield CounterMetricFamily(
+            "hapi_log_lines_dropped",
+            "Lines of the log that were dropped, since nobody read it.",
+            dropped_lines(),
+        )
         yield _gauge("hapi_connections", "Connections that are open.", self._connections.open)
         refused = self._connections.refused
         yield _by(
@@ -137,6 +145,12 @@ class Overview:
             "Connections refused or ended, and why.",
             {reason: refused[reason] for reason in REFUSALS},
         )
+        ends = GaugeMetricFamily(
+            "hapi_certificate_expiry_timestamp", "Time at which the certificate expires."
+        )
+        if self._board.validity is not None:
+            ends.add_metric((), self._board.validity.last)
+        yield ends
         watch = self._service.watch
         yield _gauge("hapi_stuck", "1 while the server's work does not move.", bool(watch.stuck()))
         yield _gauge(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hapi.config.token import read_token
 from hapi.errors import UsageError
 from hapi.paths import open_file
 from hapi.server.http.same_origin import is_loopback
+from hapi.server.lifecycle.certificate import Validity, validity_of
 from hapi.server.settings import ListenSettings
 from hapi.server.tenants.by_token import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_tenants
 
 log = logging.getLogger("hapi.server")
+
+_MOST_BYTES = 1 << 20
+"""Of a file with certificates that are read for their validity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,8 @@ class Credentials:
     tenants: Tenants
     tls: ssl.SSLContext | None
     """Certificate and key; None for plain HTTP."""
+    validity: Validity | None
+    """The time in which the certificate is good; None where there is none, or it does not tell."""
 
 
 def read_credentials(listen: ListenSettings) -> Credentials:
@@ -38,7 +46,11 @@ def read_credentials(listen: ListenSettings) -> Credentials:
     check_exposure(listen, tenants)
     if expired := tenants.without_token:
         log.warning("tenants whose tokens have all expired", extra={"tenants": expired[:100]})
-    return Credentials(token=token, tenants=tenants, tls=_tls(listen))
+    tls = _tls(listen)
+    validity = None if tls is None else _validity(str(listen.tls_cert))
+    if validity is not None and (problem := validity.problem(time.time())):
+        log.warning("certificate: renew it", extra={"file": listen.tls_cert, "problem": problem})
+    return Credentials(token=token, tenants=tenants, tls=tls, validity=validity)
 
 
 def check_exposure(listen: ListenSettings, tenants: Tenants) -> None:
@@ -81,3 +93,10 @@ def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
         why = "no PEM certificate and key without a password" if "PEM lib" in str(error) else error
         raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {why}") from None
     return context
+
+
+def _validity(path: str) -> Validity | None:
+    """The validity of the certificates in a file that OpenSSL could read just now."""
+    with suppress(OSError), open_file(path) as file:
+        return validity_of(file.read(_MOST_BYTES).decode("ascii", "replace"))
+    return None

@@ -14,6 +14,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from hapi.process.output_stream import settle
+
 log = logging.getLogger("hapi.server")
 
 END_SECONDS = 2.0
@@ -52,4 +54,4 @@ def _tell(code: int) -> None:
     log.warning("ended without waiting for its threads", extra={"code": code, "threads": hung[:20]})
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            stream.flush()
+            settle(stream, END_SECONDS / 4)

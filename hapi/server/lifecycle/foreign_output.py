@@ -1,4 +1,4 @@
-"""Output of libraries written in C on standard error, as lines of the log."""
+"""Output of libraries written in C on standard error, as lines of the log, for whose reader nobody waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import TextIO, cast
 
-from hapi.process.output import OutputStream
+from hapi.process.output_stream import Background, UnwaitingStream, settle
+from hapi.server.lifecycle.log_limits import dropped_line
 from hapi.text import printable
 
 log = logging.getLogger("hapi.server")
@@ -21,12 +22,16 @@ LINES_A_MINUTE = 60
 """More are counted, not shown: whoever sends damaged images must not fill the log."""
 LONGEST_LINE = 400
 """Characters."""
+END_SECONDS = 1.0
+"""Seconds at the start and the end for a reader to take what waits for it."""
 _STDERR = 2
 
 
 @contextlib.contextmanager
 def foreign_output_logged() -> Iterator[None]:
-    """Log the output of others on descriptor 2 in the block; Python's standard error stays as it was."""
+    """Log the output of others on descriptor 2 in the block; Python's standard error goes where it went, but
+    whoever writes to it never waits for its reader.
+    """
     stream = sys.stderr
     try:
         own = stream.fileno() == _STDERR
@@ -35,13 +40,14 @@ def foreign_output_logged() -> Iterator[None]:
     if not own:
         yield
         return
-    stream.flush()
+    settle(stream, END_SECONDS)
     kept = os.dup(_STDERR)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.dup2(writing, _STDERR)
     os.close(writing)
-    sys.stderr = cast(TextIO, OutputStream(kept, "stderr"))
+    log_stream = UnwaitingStream(kept, "stderr", Background(), dropped_line)
+    sys.stderr = cast(TextIO, log_stream)
     faulthandler.enable(kept)  # the last words of a crash would be lost in the pipe
     reader = threading.Thread(target=_log_lines, args=(reading,), name="hapi-stderr", daemon=True)
     reader.start()
@@ -51,7 +57,7 @@ def foreign_output_logged() -> Iterator[None]:
         faulthandler.disable()
         os.dup2(kept, _STDERR)
         reader.join(0.5)  # until the last process that inherited the pipe has ended, or not
-        sys.stderr.flush()
+        log_stream.settle(END_SECONDS)
         sys.stderr = stream
 
 

@@ -17,6 +17,8 @@ from typing import Any, TextIO
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from hapi.process.output_stream import UnwaitingStream
+
 MAX_LINES = 30
 """Lines of one kind in a minute."""
 WINDOW_SECONDS = 60.0
@@ -130,13 +132,24 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
     def _tell(self, now: float) -> None:
         for kind, count in self._repeats.over(now):
             fields = {name: text for name, text in zip(_KIND, kind, strict=True) if text}
-            record = {
-                "name": "hapi.server",
-                "levelno": logging.INFO,
-                "levelname": "INFO",
-                "msg": "lines left out",
-            }
-            super().emit(logging.makeLogRecord({**record, **fields, "left_out": count}))
+            super().emit(_record(logging.INFO, "lines left out", **fields, left_out=count))
+
+
+def _record(level: int, event: str, **fields: object) -> logging.LogRecord:
+    named = {"name": "hapi.server", "levelno": level, "levelname": logging.getLevelName(level), "msg": event}
+    return logging.makeLogRecord({**named, **fields})
+
+
+def dropped_line(count: int) -> str:
+    """Return the line about ``count`` lines of the log that were dropped, since nobody read it."""
+    return JsonLines().format(_record(logging.WARNING, "log not read: lines dropped", dropped=count)) + "\n"
+
+
+def dropped_lines() -> int:
+    """Return how many lines of the log were dropped so far."""
+    handlers = logging.getLogger().handlers
+    streams = {id(h.stream): h.stream for h in handlers if isinstance(h, LimitedHandler)}
+    return sum(s.dropped for s in streams.values() if isinstance(s, UnwaitingStream))
 
 
 def tell_left_out(*, at_once: bool = False) -> None:

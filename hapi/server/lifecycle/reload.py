@@ -69,6 +69,7 @@ class Reload:
     def _use(self, application: Application) -> None:
         application.change_tenants(self.credentials.tenants)
         application.service.providers.use_token(self.credentials.token)
+        application.board.validity = self.credentials.validity
         audit.administered("reload", **told_tenants(application), tls=self.tls is not None)
 
     def _choose(

@@ -79,6 +79,7 @@ def _run(settings: ServerSettings) -> int:
         if telemetry is not None:
             at_end.callback(telemetry.close)
         application = Application(service, reload.credentials.tenants, accounts, telemetry)
+        application.board.validity = reload.credentials.validity
         at_end.callback(application.close)
         at_end.callback(reload.close)
         at_end.callback(_ignore_signals)
