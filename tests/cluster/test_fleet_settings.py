@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -112,6 +113,10 @@ def test_the_list_is_printed_as_a_trainer_takes_it(capsys: pytest.CaptureFixture
     with answering(b'{"servers": ["http://a:1", "http://b:2/"]}') as url:
         assert main(["cluster", "urls", url]) == 0
     assert capsys.readouterr().out == "http://a:1,http://b:2\n"
+    urls = [f"http://a:{number}" for number in range(1, 1001)]
+    with answering(json.dumps({"servers": urls}).encode()) as url:
+        assert main(["cluster", "urls", url]) == 0
+    assert capsys.readouterr().out == ",".join(urls) + "\n", "a long one is not cut"
 
 
 def test_a_list_without_tls_may_name_servers_with_it(capsys: pytest.CaptureFixture[str]) -> None:
