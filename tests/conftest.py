@@ -60,6 +60,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which ``-m`` leaves nothing is not imported, unless it is named."""
+    from support.by_file import leaves_nothing
+
+    if not collection_path.match("test_*.py"):
+        return None
+    return leaves_nothing(str(config.option.markexpr), collection_path.read_text(encoding="utf-8")) or None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     """Give the process its signals back after each test: a server that one ran in this process keeps them for good."""

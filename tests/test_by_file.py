@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.by_file import FIRST, group_of
+import pytest
+from support.by_file import FIRST, group_of, leaves_nothing
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +21,24 @@ def test_a_file_is_together_and_files_with_shared_fixtures_are() -> None:
         != group_of("tests/b.py::test")
     )
     assert len({group_of(f"{file}::test") for file in FIRST[0]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "slow", "fast"),
+    [
+        ("def test_a(): ...", False, True),
+        ("@pytest.mark.slow\ndef test_a(): ...\ndef test_b(): ...", True, True),
+        ("@pytest.mark.long\ndef test_a(): ...\ndef test_b(): ...", True, True),
+        ("M = [pytest.param(1, marks=pytest.mark.slow), 2]", True, True),
+        ("pytestmark = pytest.mark.slow\ndef test_a(): ...", True, False),
+        ("pytestmark = [\n    pytest.mark.slow,\n    pytest.mark.timeout(900),\n]", True, False),
+        ("pytestmark = pytest.mark.skipif(True, reason='mark.slow')", True, True),
+    ],
+)
+def test_files_without_a_chosen_test_are_not_imported(source: str, slow: bool, fast: bool) -> None:
+    assert leaves_nothing("slow and not long", source) == leaves_nothing("long", source) == (not slow)
+    assert leaves_nothing("not slow", source) == (not fast)
+    assert not leaves_nothing("", source) and not leaves_nothing("gpu", source)
 
 
 def test_whoever_uses_the_store_of_the_session_is_in_its_group() -> None:

@@ -6,7 +6,12 @@ which pytest 9.2 no longer lets it, and says nothing.
 
 from __future__ import annotations
 
+import re
+
 import pytest
+
+_SLOW_ONES = re.compile(r"\bmark\.(slow|long)\b")
+_ALL_SLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(slow|long)\b", re.MULTILINE)
 
 FIRST: tuple[tuple[str, ...], ...] = (
     (
@@ -41,6 +46,13 @@ def group_of(nodeid: str) -> str:
     """Name what a test of a node's id is run together with: its file, or its group of files."""
     file = _file_of(nodeid)
     return str(_GROUPS.get(file, file))
+
+
+def leaves_nothing(chosen: str, source: str) -> bool:
+    """Whether ``-m`` with these marks ``chosen`` leaves no test of a file, by its ``source`` alone."""
+    if chosen.startswith(("slow", "long")):
+        return _SLOW_ONES.search(source) is None
+    return chosen.endswith("not slow") and _ALL_SLOW.search(source) is not None
 
 
 def _file_of(nodeid: str) -> str:
