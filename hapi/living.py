@@ -36,9 +36,7 @@ class ProcessIdentity:
     def current(cls) -> Self:
         """The identity of this process."""
         boot, namespace = _boot_and_namespace(os.getpid())
-        return cls(
-            socket.gethostname(), boot, namespace, os.getpid(), max(0, _start_of(os.getpid())) if boot else 0
-        )
+        return cls(socket.gethostname(), boot, namespace, os.getpid(), _own_start() if boot else 0)
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -120,3 +118,12 @@ def _start_of(pid: int) -> int:
         return -1
     fields = stat.rpartition(")")[2].split()
     return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+@lru_cache(maxsize=1)
+def _own_start() -> int:
+    """Start of this process, as :func:`_start_of`; 0 where it cannot be known."""
+    return max(0, _start_of(os.getpid()))
+
+
+os.register_at_fork(after_in_child=_own_start.cache_clear)

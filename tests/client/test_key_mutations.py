@@ -1,4 +1,4 @@
-"""No stale hits: 10,000 (fast: 1,000) random changes of what decides features, over a real dataset and real layers.
+"""No stale hits: 10,000 (slow: 2,500, fast: 1,000) random changes of what decides features, with real layers.
 
 Every change gives a key that no other state has, the unchanged one included. Most are changes of the pieces that a key
 is built from, some of the images' files and of whole sessions.
@@ -218,9 +218,11 @@ def a_run(b: Bench) -> tuple[str, str]:
     return f"{cut} {precision} {tf32} {version}", b.key(cut, **pieces)
 
 
-@pytest.mark.parametrize("share", [10, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "share", [10, pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 def test_ten_thousand_changes_and_no_stale_hit(bench: Bench, share: int) -> None:
-    """All of them, and a tenth of each kind."""
+    """All of them, and shares of each kind."""
     kinds = {"bit": a_bit, "sample": a_sample, "transform": a_transform, "library": a_library, "draw": a_draw,
              "structure": a_structure, "run": a_run}  # fmt: skip
     assert sum(COUNTS.values()) == 10_000

@@ -76,7 +76,7 @@ def deploy(proxy: str, folder: Path, replicas: int, **settings: Any) -> list[str
     return listed(proxy)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("replicas", [2, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 4))])
 def test_the_losses_are_those_of_one_server(
     proxy: str, folder: Path, alone: list[float], replicas: int, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -30,15 +31,18 @@ OPERATIONS = (
     "read_into", "read_many",
 )  # fmt: skip
 NUMBERS = pytest.mark.parametrize(
-    "numbers",
+    ("numbers", "every"),
     [
-        (1, 3, 4),
-        (6, 7),
-        pytest.param((1, 3), marks=pytest.mark.slow),
-        pytest.param((3, 5), marks=pytest.mark.slow),
+        ((1, 3, 4), 3),
+        ((6, 7), 3),
+        pytest.param((1, 3, 4), 1, marks=pytest.mark.slow),
+        pytest.param((1, 3), 3, marks=pytest.mark.slow),
+        pytest.param((3, 5), 3, marks=pytest.mark.slow),
+        *(pytest.param(numbers, 1, marks=pytest.mark.long) for numbers in ((6, 7), (1, 3), (3, 5))),
     ],
 )
-"""Layers of a model that is pushed: some in a pack that goes, or in one that is packed anew."""
+"""Layers of a model that is pushed, some in a pack that goes, or in one that is packed anew; at which operations."""
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 MOST = 200
 """Operations that no push or collection here has."""
 
@@ -84,8 +88,10 @@ def push_of(store: Any, name: str, *numbers: int) -> None:
     push_tensors(store, name, [layer(number) for number in numbers])
 
 
-def with_garbage(folder: Path) -> LocalStore:
+@pytest.fixture(scope="module")
+def garbage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a model, the packs of one that is gone, and a pack of which a third is needed."""
+    folder = tmp_path_factory.mktemp("garbage") / "store"
     store = LocalStore(folder)
     push_of(store, "kept", 1, 2)
     push_of(store, "gone", 1, 3, 4)
@@ -93,7 +99,12 @@ def with_garbage(folder: Path) -> LocalStore:
     push_of(store, "part", 1, 7)
     remove_model(store, "gone")
     remove_model(store, "large")
-    return store
+    return folder
+
+
+def copied(garbage: Path, folder: Path) -> LocalStore:
+    shutil.copytree(garbage, folder)
+    return LocalStore(folder)
 
 
 def check_whole(store: LocalStore, *names: str) -> None:
@@ -107,24 +118,39 @@ def check_whole(store: LocalStore, *names: str) -> None:
 
 
 @NUMBERS
-def test_a_push_at_each_operation_of_a_collection(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    check_pushes(tmp_path, numbers)
+def test_a_push_at_each_operation_of_a_collection(
+    garbage: Path, tmp_path: Path, numbers: tuple[int, ...], every: int
+) -> None:
+    check_pushes(garbage, tmp_path, numbers, every)
 
 
-@pytest.mark.slow
-def test_a_push_at_each_operation_of_a_collection_on_a_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
+def test_a_push_at_each_operation_of_a_collection_on_a_full_disk(
+    garbage: Path, tmp_path: Path, every: int
+) -> None:
     """The push has found room."""
-    check_pushes(tmp_path, (1, 3, 4), full=True)
+    check_pushes(garbage, tmp_path, (1, 3, 4), every, full=True)
 
 
 @pytest.mark.slow
-def test_a_push_that_no_listing_shows_at_every_third_operation_of_a_collection(tmp_path: Path) -> None:
-    check_pushes(tmp_path, (1, 3, 4), behind=True)
+def test_a_push_that_no_listing_shows_at_every_third_operation_of_a_collection(
+    garbage: Path, tmp_path: Path
+) -> None:
+    check_pushes(garbage, tmp_path, (1, 3, 4), 3, behind=True)
 
 
-def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool = False, behind: bool = False) -> None:
-    for before in range(0, MOST, 3 if behind else 1):
-        store = with_garbage(tmp_path / str(before))
+def check_pushes(
+    garbage: Path,
+    tmp_path: Path,
+    numbers: tuple[int, ...],
+    every: int,
+    full: bool = False,
+    behind: bool = False,
+) -> None:
+    for before in range(0, MOST, every):
+        store = copied(garbage, tmp_path / str(before))
         done = []
 
         def other(store: LocalStore = store, done: list[bool] = done) -> None:
@@ -149,10 +175,10 @@ def check_pushes(tmp_path: Path, numbers: tuple[int, ...], full: bool = False, b
 @NUMBERS
 @pytest.mark.parametrize("removes", [False, True])
 def test_a_collection_at_each_operation_of_a_push(
-    tmp_path: Path, numbers: tuple[int, ...], removes: bool
+    garbage: Path, tmp_path: Path, numbers: tuple[int, ...], every: int, removes: bool
 ) -> None:
-    for before in range(MOST):
-        store = with_garbage(tmp_path / str(before))
+    for before in range(0, MOST, every):
+        store = copied(garbage, tmp_path / str(before))
 
         def other(store: LocalStore = store) -> None:
             if removes:
@@ -170,10 +196,13 @@ def test_a_collection_at_each_operation_of_a_push(
     raise AssertionError
 
 
-def test_removals_and_loads_at_each_operation_of_a_collection(tmp_path: Path) -> None:
+@EVERY
+def test_removals_and_loads_at_each_operation_of_a_collection(
+    garbage: Path, tmp_path: Path, every: int
+) -> None:
     """A removed version stays removed, and who opened a model before reads it from where it is now."""
-    for before in range(MOST):
-        store = with_garbage(tmp_path / str(before))
+    for before in range(0, MOST, every):
+        store = copied(garbage, tmp_path / str(before))
         push_of(store, "part", 2, 7)
         opened, removed = open_model(store, "part@2"), list[bool]()
 
@@ -200,9 +229,11 @@ def check_reads(opened: StoredModel) -> None:
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_collection_that_dies_at_each_change_and_a_push_after_it(tmp_path: Path, full: bool) -> None:
+def test_a_collection_that_dies_at_each_change_and_a_push_after_it(
+    garbage: Path, tmp_path: Path, full: bool
+) -> None:
     for changes in range(MOST):
-        store = with_garbage(tmp_path / str(changes))
+        store = copied(garbage, tmp_path / str(changes))
         dying = DyingStore(FullStore(store) if full else store, changes)  # type: ignore[arg-type]
         try:
             collect_packs(dying)  # type: ignore[arg-type]
