@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="processes for decoding need Linux"),
 ]
-IDS = list(range(40)) * 100
+SPLIT, IDS = 1, list(range(40)) * 25
 """An answer of 64 MB: more than sockets hold, so that it is not made before its reader has taken the most of it."""
 
 
@@ -65,11 +65,17 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def extract(port: int, known: Known, midway: Callable[[int], None] = lambda mib: None) -> bytes:
+def extract(
+    port: int,
+    known: Known,
+    midway: Callable[[int], None] = lambda mib: None,
+    ids: list[int] = IDS,
+    split: int = SPLIT,
+) -> bytes:
     """The answer's body; ``midway`` is called after each MiB of it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     with contextlib.closing(connection):
-        connection.request("POST", EXTRACT, body=json.dumps(known.extract(IDS, job="job")))
+        connection.request("POST", EXTRACT, body=json.dumps(known.extract(ids, split, job="job")))
         response = connection.getresponse()
         assert response.status == 200
         parts: list[bytes] = []
@@ -93,8 +99,8 @@ def test_killed_midway(folder: Path, tmp_path: Path) -> None:
     with running(folder, tmp_path / "log") as (process, pids):
         quiet = extract(process.port, known)
         ids, (features, labels) = received(quiet, 2)
-        expected = known.features(IDS[:40]).numpy()
-        got = features.view(np.float32).reshape(100, *expected.shape)
+        expected = known.features(IDS[:40], SPLIT).numpy()
+        got = features.view(np.float32).reshape(-1, *expected.shape)
         np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), rtol=1e-4, atol=1e-4)
         assert ids == IDS and labels.view(np.int64).tolist() == known.dataset.labels(np.array(IDS)).tolist()
 
@@ -118,7 +124,7 @@ def test_killed_midway(folder: Path, tmp_path: Path) -> None:
 def test_their_seconds_are_the_servers(folder: Path, tmp_path: Path) -> None:
     with running(folder, tmp_path / "log") as (process, pids):
         before = sum(map(cpu_seconds, pids))
-        report = report_of(extract(process.port, Known(folder)))
+        report = report_of(extract(process.port, Known(folder), ids=IDS * 4, split=4))
         used = sum(map(cpu_seconds, pids)) - before
         decode = report["cpu"]["decode"]
         begun, ended = report["process"]

@@ -15,7 +15,8 @@ from support.harness import DIGITS_JOB, hapi, losses, report_of, server, train
 from hapi.data.dataset import find_dataset
 from hapi.store.open import open_store
 
-COMMON = (*DIGITS_JOB, "--bs", "64", "--request-size", "16", "--epochs", "2")
+COUNT = 120
+COMMON = (*DIGITS_JOB, "--bs", "32", "--request-size", "16", "--epochs", "2")
 
 
 Labelled = tuple[bytes, int]
@@ -39,8 +40,8 @@ def _write_foreign(store: Path, packed: str) -> None:
     images = [(found.sample(n).tobytes(), int(found.labels[n])) for n in range(dataset.count)]
     files: dict[str, bytes] = {}
     columns = {"image": "png", "label": "int"}
-    for first in range(0, dataset.count, 70):
-        part = images[first : first + 70]
+    for first in range(0, dataset.count, 30):
+        part = images[first : first + 30]
         files[f"webdataset/{first:04d}.tar"] = _tar(part, first)
         files[f"mds/{first:04d}.mds"] = mds_shard(columns, [{"image": data, "label": n} for data, n in part])
         files[f"tfrecord/{first:04d}.tfrecord"] = tfrecord(
@@ -56,12 +57,12 @@ def _write_foreign(store: Path, packed: str) -> None:
 @pytest.mark.slow
 def test_losses_are_those_of_the_packed_images(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    hapi("pack", "sklearn:digits", f"{store}/packed", "--image-size", "32", "--limit", "300")
+    hapi("pack", "sklearn:digits", f"{store}/packed", "--image-size", "32", "--limit", str(COUNT))
     _write_foreign(store, "packed")
     formats = ["webdataset", "mds", *(["tfrecord"] if find_spec("google_crc32c") else [])]
     for name in formats:
         said = hapi("index", name, f"{store}/foreign-{name}", "--image-size", "32").stdout
-        assert "300 samples, 10 classes" in said
+        assert f"{COUNT} samples, 10 classes" in said
     reports = {}
     names = ("packed", *(f"foreign-{name}" for name in formats))
     with server(store) as running:
@@ -71,5 +72,5 @@ def test_losses_are_those_of_the_packed_images(tmp_path: Path) -> None:
             reports[name] = report_of(path)
     for name in names[1:]:
         assert losses(reports[name]) == pytest.approx(losses(reports["packed"]), rel=1e-4)
-        assert [e["samples"] for e in reports[name]["epochs"]] == [300, 300]
+        assert [e["samples"] for e in reports[name]["epochs"]] == [COUNT, COUNT]
         assert "sound" in hapi("verify", f"{store}/{name}").stdout

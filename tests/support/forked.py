@@ -41,6 +41,7 @@ IMPORTED = (
     "sklearn.datasets",
     "torch._dynamo",  # an optimiser imports it in its first step
     __name__,
+    "support.frozen",
 )
 """What the commands import before they can do anything, and this module, which runs them."""
 
