@@ -49,6 +49,7 @@ PLANNERS = (
     "data/transforms/random_params.py",
     "server/batching/policies.py",
     "server/batching/throughput_curve.py",
+    "offload/pass_memory.py",
     "offload/pieces.py",
     "offload/planner.py",
     "profiler/cost.py",

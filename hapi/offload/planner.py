@@ -17,7 +17,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hapi.offload.layer_memory import Action, Layer, LayerPlan, highest_use, keep_whole, most_saved
+from hapi.offload.layer_memory import Action, Layer, LayerPlan, keep_whole
+from hapi.offload.pass_memory import Event, HighestUse, highest_use
 
 
 class Case(StrEnum):
@@ -72,6 +73,9 @@ class Machine:
     """``MEM_avail_M``: host memory for swapped activations; 0 where device and host are one memory."""
     buffer_bytes: int = 0
     """Most bytes under way to or from the tiers below, beyond what is kept."""
+    in_use_bytes: int = 0
+    """Bytes that an operator may still use of what has left."""
+    drives: int = 1
     backward_factor: float = 2.0
     """Operations of a backward pass over those of the forward pass; 2 in the paper."""
 
@@ -88,6 +92,8 @@ class Problem:
     layers: Sequence[Layer]
     machine: Machine
     traffic: StateTraffic = StateTraffic()
+    events: Sequence[Event] = ()
+    """Events of a measured iteration; without any, those that the layers' numbers stand for."""
 
     @property
     def other_bytes(self) -> int:
@@ -103,7 +109,20 @@ class Problem:
     def fits(self) -> bool:
         """Say whether the device has room for everything that the layers save."""
         kept = [keep_whole(layer) for layer in self.layers]
-        return highest_use(self.layers, kept, 0) <= self.machine.device_bytes
+        found = highest_use(self.layers, kept, 0, self.events, has_tier_below=False)
+        return found.peak <= self.machine.device_bytes
+
+    def use(self, plans: Sequence[LayerPlan]) -> HighestUse:
+        """Compute the most bytes on the device when the layers are treated so."""
+        machine = self.machine
+        return highest_use(
+            self.layers,
+            plans,
+            machine.buffer_bytes,
+            self.events,
+            has_tier_below=machine.has_tier_below,
+            leaves_in_order=machine.drives == 1,
+        )
 
     @property
     def flop_f(self) -> float:
@@ -123,7 +142,7 @@ class Problem:
         layer, machine = self.layers[index], self.machine
         if not layer.recomputable or layer.saved_bytes <= 0:
             return True
-        room = machine.device_bytes - machine.buffer_bytes - self.other_bytes
+        room = machine.device_bytes - machine.buffer_bytes - machine.in_use_bytes - self.other_bytes
         return machine.has_tier_below and layer.saved_bytes > room
 
     @property
@@ -144,7 +163,8 @@ class Problem:
         The equations count with this one room, so that the time stays convex. A plan that recomputes smaller layers,
         or none, keeps more.
         """
-        room = self.machine.device_bytes - self.machine.buffer_bytes - self.other_bytes
+        machine = self.machine
+        room = machine.device_bytes - machine.buffer_bytes - machine.in_use_bytes - self.other_bytes
         return max(0, room - self.largest_recomputed)
 
 
@@ -276,13 +296,14 @@ def evaluate(problem: Problem, saved: Collection[int], case: Case = Case.FIXED) 
     room = total if fits else problem.kept_bytes + problem.largest_recomputed - recomputed
     plans = _tiers(problem, amounts, chosen, room)
     moved = 0 if fits else total
+    use = problem.use(plans)
     return Plan(
         layers=plans,
         saved_bytes=total,
         forward_seconds=forward_seconds(problem, moved),
         backward_seconds=backward_seconds(problem, moved, flop_r),
-        peak_bytes=highest_use(layers, plans, problem.machine.buffer_bytes),
-        most_bytes=most_saved(plans, problem.machine.buffer_bytes),
+        peak_bytes=use.peak,
+        most_bytes=use.saved,
         case=case,
     )
 

@@ -297,10 +297,9 @@ def test_tensors_are_kept_whole(tensors: list[int], room: int) -> None:
 
 
 def test_memory_is_that_of_the_worst_moment() -> None:
-    """The first layer works with much where nothing is kept yet; the loss comes when everything is."""
-    first = Working(backward=500, backward_with_own=550)
-    loss = Working(after=300)
-    layers = [block("a", 1.0, 100, working=first), block("b", 1.0, 100), block("c", 1.0, 100, working=loss)]
+    """The first layer works with much where nothing else is kept any more; the loss comes when everything is."""
+    loss = block("c", 1.0, 100, working=Working(after=300))
+    layers = [block("a", 1.0, 100, working=Working(backward=450)), block("b", 1.0, 100), loss]
     problem = Problem(layers=layers, machine=machine(device_bytes=600))
     assert problem.fits and plan_activations(problem).peak_bytes == 600
     without = [*layers[:2], block("c", 1.0, 100)]

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import offload_loops
 from support.activation_models import SmallGpt
 from support.live_tensors import LiveTensors
@@ -50,9 +53,10 @@ def tail_of(norm: Callable[[int], nn.Module]) -> tuple[nn.Module, torch.Tensor]:
 
 
 class Mixer(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, inner: int | None = None) -> None:
         super().__init__()
-        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        inner = inner or 2 * width
+        self.widen, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.narrow(nn.functional.gelu(self.widen(x)))
@@ -93,6 +97,32 @@ MODELS = [
 ]
 
 
+def memory_of(
+    model: nn.Module,
+    batch: torch.Tensor,
+    policy: str,
+    share: float,
+    folders: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[int, dict[str, Any]]:
+    """Most bytes alive in a planned step with a ``share`` of the memory that it takes without, and the report."""
+    step(model, batch)  # gradients are there
+    with LiveTensors(*owned(model, batch)) as whole:
+        step(model, batch)
+    model.zero_grad()
+    where = [tmp_path / f"drive{number}" for number in range(folders)]
+    with (
+        slow_writes(monkeypatch),
+        ActivationOffload(model, int(share * whole.peak), where or None, policy) as offload,
+    ):
+        step(model, batch)
+        offload.step_done()
+        with LiveTensors(*owned(model, batch)) as seen:
+            step(model, batch)
+        return seen.peak, offload.report()
+
+
 @pytest.mark.parametrize(
     "plan",
     [pytest.param(p, marks=() if p in ("as it plans", "all of them") else pytest.mark.slow) for p in PLANS],
@@ -107,24 +137,35 @@ def test_tensors_alive_are_those_predicted(
     torch.manual_seed(0)
     model, batch = make()
     policy, share, folders, expected = PLANS[plan]
-    step(model, batch)  # gradients are there
-    with LiveTensors(*owned(model, batch)) as whole:
-        step(model, batch)
-    model.zero_grad()
-    memory = int((share if make is not wide_gpt else max(share, 0.85)) * whole.peak)
-    where = [tmp_path / f"drive{number}" for number in range(folders)]
-    with slow_writes(monkeypatch), ActivationOffload(model, memory, where or None, policy) as offload:
-        step(model, batch)
-        offload.step_done()
-        with LiveTensors(*owned(model, batch)) as seen:
-            step(model, batch)
-        report = offload.report()
-    assert seen.peak <= report["predicted_peak_bytes"] <= 1.1 * seen.peak
+    share = share if make is not wide_gpt else max(share, 0.85)
+    seen, report = memory_of(model, batch, policy, share, folders, tmp_path, monkeypatch)
+    assert seen <= report["predicted_peak_bytes"] <= 1.1 * seen
     actions = {layer["action"] for layer in report["layers"]}
     if make is resnet_tail_with_statistics:
         expected = expected - {"recompute"}  # it would move them twice
     if make is not wide_gpt:  # the loss leaves its few layers little to choose
         assert expected <= actions
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    widths=st.lists(st.integers(64, 400), min_size=1, max_size=6),
+    rows=st.integers(1024, 2048),
+    plan=st.sampled_from(list(PLANS)),
+)
+def test_a_few_large_tensors_are_predicted_one_by_one(
+    widths: list[int], rows: int, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor may take a third of all memory."""
+    policy, share, folders, _ = PLANS[plan]
+    model = nn.Sequential(*(Mixer(32, inner) for inner in widths), nn.Linear(32, 10))
+    seen, report = memory_of(model, torch.randn(rows, 32), policy, share, folders, tmp_path, monkeypatch)
+    assert seen <= report["predicted_peak_bytes"] <= 1.1 * seen
 
 
 def huge_embedding() -> tuple[nn.Module, torch.Tensor]:

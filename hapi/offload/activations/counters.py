@@ -28,7 +28,5 @@ class Counters:
     peak_bytes: int = 0
     """Most saved bytes on the device at once: kept, leaving, read back, and those that somebody else still uses."""
     live_bytes: int = 0
-    saved_bytes: int = 0
-    """Saved bytes in all tiers."""
     asked: int = 0
     """Tensors that backward asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from hapi.offload.activations.saved import Key
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.watching import MemoryWatch, Moment
 from hapi.offload.layer_memory import GradientRoom, Layer
+from hapi.offload.pass_memory import Event
 from hapi.offload.planner import Machine
 
 _LINK_BYTES = 64 << 20
@@ -32,8 +33,6 @@ class LayerMeasure:
     seconds: float = 0.0
     saved_bytes: int = 0
     input_bytes: int = 0
-    stored_before: int = 0
-    """Bytes of its input that the layers before it are the first to save."""
     tensors: list[int] = field(default_factory=list)
     """Bytes of each tensor that it is the first to save, in the pass that saved most."""
     changed_buffers: bool = False
@@ -73,31 +72,31 @@ class IterationMeasure:
             high.seconds = max(high.seconds, now.seconds)
             high.saved_bytes = max(high.saved_bytes, now.saved_bytes)
             high.input_bytes = max(high.input_bytes, now.input_bytes)
-            high.stored_before = max(high.stored_before, now.stored_before)
             high.tensors = max(high.tensors, now.tensors, key=sum)
             high.changed_buffers |= now.changed_buffers
         self._now = [LayerMeasure() for _ in self._layers]
         self._between.clear()
 
-    def begin_call(self, layer: int, inputs: dict[Key, int | None]) -> None:
+    def begin_call(self, layer: int, inputs: Mapping[Key, tuple[torch.Tensor, int | None]]) -> None:
         """Count the inputs of a layer as bytes between layers, each once in a pass.
 
         They stay saved when the layer is computed a second time, whether plain training saves them or not.
 
         Args:
             layer: its number.
-            inputs: bytes of its input, with the layer that has saved them; None if none has so far.
+            inputs: its input, each with the layer that has saved its bytes; None if none has so far.
         """
+        self.watch.tracer.call(layer)
         self.watch.at(Moment.FORWARD, layer)
         now = self._now[layer]
-        for key, saver in inputs.items():
+        for key, (tensor, saver) in inputs.items():
+            self.watch.tracer.put_in(layer, key, tensor)
             if key in self._between:
                 continue
             self._between.add(key)
             now.input_bytes += key.extent.nbytes
             # Not saved so far: if the layer does not save it either, recomputing it frees so much less.
             self._now[layer if saver is None else saver].saved_bytes -= key.extent.nbytes
-            now.stored_before += 0 if saver is None else key.extent.nbytes
 
     def saved(self, layer: int, key: Key) -> None:
         """Count bytes that a layer is the first to save."""
@@ -152,17 +151,20 @@ class IterationMeasure:
                     flops=x.flops or x.seconds * rate,
                     saved_bytes=max(0, x.saved_bytes),
                     input_bytes=x.input_bytes,
-                    stored_before=x.stored_before,
                     tensors=tuple(x.tensors),
                     recomputable=reasons[number] is None,
                     working=replace(
-                        self.watch.working(number, sum(layer.all_bytes for layer in layers)),
+                        self.watch.working(number),
                         ahead=gradients.ahead,
                         waiting=gradients.waiting_beside(self._largest_gradient(number)),
                     ),
                 )
             )
         return layers, rate
+
+    def events(self) -> list[Event]:
+        """Return what happened, layers by their places in :meth:`planned`."""
+        return self.watch.tracer.events({number: place for place, number in enumerate(self.order)})
 
     def _largest_gradient(self, layer: int) -> int:
         trained = (x for x in self._layers[layer][1].parameters() if x.requires_grad)
@@ -176,6 +178,7 @@ def measured_machine(
     device_bytes: int,
     host_bytes: int,
     buffer_bytes: int,
+    in_use_bytes: int,
 ) -> Machine:
     """Return the rates of this machine: those of the transfers that were done, or of a short probe.
 
@@ -186,6 +189,7 @@ def measured_machine(
         device_bytes: memory for saved activations and buffers on it.
         host_bytes: host memory for swapped activations, where the device has its own.
         buffer_bytes: most bytes on their way.
+        in_use_bytes: most bytes that an operator still uses of what has left.
     """
     read = write = 0.0
     if files is not None:
@@ -196,19 +200,17 @@ def measured_machine(
             writing = writing or sum(probe.write or 0.0 for probe in probes)
         read, write = reading, writing
     machine = Machine(
-        thp_g=thp_g, bw_s2m=read, bw_m2s=write, device_bytes=device_bytes, buffer_bytes=buffer_bytes
-    )
-    if device.type != "cuda":
-        return machine
-    return Machine(
         thp_g=thp_g,
         bw_s2m=read,
         bw_m2s=write,
-        bw_g=_link_rate(device),
         device_bytes=device_bytes,
-        host_bytes=host_bytes,
         buffer_bytes=buffer_bytes,
+        in_use_bytes=in_use_bytes,
+        drives=1 if files is None else len(files.drives),
     )
+    if device.type != "cuda":
+        return machine
+    return replace(machine, bw_g=_link_rate(device), host_bytes=host_bytes)
 
 
 def _link_rate(device: torch.device) -> float:

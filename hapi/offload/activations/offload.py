@@ -26,8 +26,9 @@ from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import Swapper
 from hapi.offload.activations.watching import Moment
 from hapi.offload.failures import ActivationError
-from hapi.offload.layer_memory import Action, GradientRoom, highest_use, keep_whole
+from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
+from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
 from hapi.process.mapped_files import give_back_file_pages
@@ -211,6 +212,7 @@ class ActivationOffload(BoundToModel):
             return
         if self._measure is not None:  # what is not needed any more and still leaves is no layer's own
             self._swapper.let_leave(0)
+            self._measure.watch.tracer.end_forward()
         elif self._plan is not None:
             self._swapper.let_leave(self._plan.kept_bytes)
         self._freed.bound()
@@ -234,6 +236,7 @@ class ActivationOffload(BoundToModel):
         self._freed.give_back()
         self._measure = IterationMeasure(self._model, self._layers)
         self._measure.watch.with_bytes = self._swapper.with_bytes
+        self._swapper.on_death = self._measure.watch.tracer.drop
         self._swapper.most_bytes = math.inf
         self._asked_before = self._swapper.counters.asked
         shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
@@ -268,9 +271,9 @@ class ActivationOffload(BoundToModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        keys = [self._swapper.key_of(tensor) for tensor in tensors_in((args, kwargs))]
-        inputs = [key for key in keys if key is not None]
-        measure.begin_call(number, {key: self._swapper.saver_of(key) for key in inputs})
+        keys = [(self._swapper.key_of(tensor), tensor) for tensor in tensors_in((args, kwargs))]
+        known = {key: (tensor, self._swapper.saver_of(key)) for key, tensor in keys if key is not None}
+        measure.begin_call(number, known)
         waited = self._swapper.counters.waited_seconds
         with self._hooks(number), measure.call(number, waited) as after:
             result = original(*args, **kwargs)
@@ -281,7 +284,6 @@ class ActivationOffload(BoundToModel):
     def _hooks(self, number: int) -> AbstractContextManager[Any]:
         name, room = self._layers[number][0], self._rooms[number]
         swapper, measure = self._swapper, self._measure
-
         if measure is not None:
             return self._measured_hooks(measure, number, name, room)
 
@@ -298,6 +300,7 @@ class ActivationOffload(BoundToModel):
         def pack(tensor: torch.Tensor) -> SavedTensor:
             with watch.paused():
                 saved, key = swapper.save(tensor, number, name, room)
+                watch.tracer.save(number, key, tensor, saved)
             if key is not None:
                 measure.saved(number, key)
             watch.probe()
@@ -305,6 +308,7 @@ class ActivationOffload(BoundToModel):
 
         def unpack(saved: SavedTensor) -> torch.Tensor:
             watch.at(Moment.BACKWARD, number)
+            watch.tracer.fetch(number, saved, watch.working_now)
             with watch.paused():
                 return swapper.fetch(saved)
 
@@ -333,18 +337,19 @@ class ActivationOffload(BoundToModel):
         layers, rate = measure.planned(self._reasons, self._gradients)
         largest = measure.largest_bytes  # beside those on their way there are an operator's own
         self._swapper.buffer_bytes = max(self._buffer_bytes - largest, largest)
-        buffers = self._swapper.buffer_bytes + largest
+        events = measure.events()
         kept = [keep_whole(layer) for layer in layers]
-        fits = highest_use(layers, kept, 0) <= self._memory
+        fits = highest_use(layers, kept, 0, events, has_tier_below=False).peak <= self._memory
         machine = measured_machine(
             rate,
             None if fits else self._files,  # no rates are needed where all fits
             self._device,
             self._memory,
             self._host_bytes(),
-            buffers,
+            self._swapper.buffer_bytes,
+            largest,
         )
-        problem = Problem(layers=layers, machine=machine, traffic=self._traffic)
+        problem = Problem(layers=layers, machine=machine, traffic=self._traffic, events=events)
         plan = self._choose(problem)
         free = self._files.free_bytes() if self._files is not None else 0
         if self._files is not None and plan.disk_bytes > free:
@@ -357,14 +362,13 @@ class ActivationOffload(BoundToModel):
             give_back_file_pages()  # of code that measures, and is not used any more
 
     def _choose(self, problem: Problem) -> Plan:
-        if self._policy == "swap":
-            return evaluate(problem, range(len(problem.layers)))
-        if self._policy == "recompute":
-            return evaluate(problem, ())
-        return plan_activations(problem)
+        if self._policy == "auto":
+            return plan_activations(problem)
+        return evaluate(problem, range(len(problem.layers)) if self._policy == "swap" else ())
 
     def _apply(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._plan, self._measure = problem, plan, None
+        self._swapper.on_death = lambda number: None
         self._steps_aside = plan.case is Case.FITS
         if self._gradients.total and self._device.type == "cpu" and not plan.swapped_bytes:
             self._freed.keep(min(plan.peak_bytes, self._memory) - plan.kept_bytes)
@@ -372,9 +376,9 @@ class ActivationOffload(BoundToModel):
             self._freed.close()
         else:
             self._freed.give_back()
-        numbers = {name: number for number, (name, _) in enumerate(self._layers)}
+        names = [name for name, _ in self._layers]
         for treated in plan.layers:
-            number = numbers[treated.name]
+            number = names.index(treated.name)
             self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
             self._actions[number] = treated.action
         self._swapper.most_bytes = plan.most_bytes if plan.swapped_bytes else math.inf

@@ -51,6 +51,8 @@ class Swapper:
         self._dead: deque[tuple[Lies, list[Part], int, int, LayerRoom]] = deque()
         self._used: list[tuple[StorageWeakRef, int, int]] = []
         """Storages on the device that a running operator, or the model, still uses: their bytes, their number."""
+        self.on_death: Callable[[int], None] = lambda number: None
+        """Called with the number of stored bytes that are not needed any more."""
         self._link: DeviceLink | None = None
         self._sending: deque[tuple[torch.cuda.Event, StorageWeakRef, int, int]] = deque()
         """Copies from a GPU that were begun: their end, the storage on the device, its bytes, their number."""
@@ -96,7 +98,6 @@ class Swapper:
             self._ahead = stored.number
             self._kept_before.clear()
             self.counters.stored_tensors += 1
-            self.counters.saved_bytes += key.extent.nbytes
             self._place(stored, room)
             return SavedTensor(tensor, name, stored), key
 
@@ -143,11 +144,11 @@ class Swapper:
                 stored.data, stored.lies = None, Lies.AWAY
         return saved.rebuilt(data, stored.extent)
 
-    def with_bytes(self, measure: Callable[[int, int], None]) -> None:
-        """Call ``measure`` with the saved bytes on the device and in all tiers, while no drive changes them."""
+    def with_bytes(self, measure: Callable[[int], None]) -> None:
+        """Call ``measure`` with the saved bytes on the device, while no drive changes them."""
         with self._lock:
             self._bury()
-            measure(self.counters.live_bytes, self.counters.saved_bytes)
+            measure(self.counters.live_bytes)
 
     def let_leave(self, until: int) -> None:
         """Wait until at most ``until`` bytes are on the device, or none are on their way out: the loss comes now."""
@@ -365,7 +366,7 @@ class Swapper:
         while self._dead:
             lies, parts, nbytes, number, room = self._dead.popleft()
             dead.add(number)
-            self.counters.saved_bytes -= nbytes
+            self.on_death(number)
             if lies is Lies.KEPT:
                 room.kept -= nbytes
                 self._count(-nbytes)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hapi.allocator import bytes_in_use
+from hapi.offload.activations.tracing import PassTracer
 from hapi.offload.layer_memory import Working
 from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.process.free_memory import resident_bytes
@@ -39,12 +40,14 @@ class MemoryWatch:
         self._before = self._gradients_before = 0
         self._phase: tuple[Moment, int] | None = None
         self._working: dict[tuple[Moment, int], int] = {}
-        self._with_saved: dict[tuple[Moment, int], int] = {}
+        self.working_now = 0
+        """Bytes in use beside saved tensors at the last look."""
         self._output: dict[int, int] = {}
         self._is_begun = self._is_paused = False
         self._mode = _Operators(self.probe)
-        self.with_bytes: Callable[[Callable[[int, int], None]], None] = lambda measure: measure(0, 0)
-        """Calls with the stored bytes on the device and in all tiers, while they do not change."""
+        self.tracer = PassTracer()
+        self.with_bytes: Callable[[Callable[[int], None]], None] = lambda measure: measure(0)
+        """Calls with the stored bytes on the device, while they do not change."""
 
     def begin(self) -> None:
         """Begin a pass: what is in use now is not the passes'."""
@@ -88,37 +91,24 @@ class MemoryWatch:
         if self._phase[0] is not Moment.BACKWARD or torch._C._current_graph_task_id() >= 0:
             self.with_bytes(self._note)
 
-    def working(self, layer: int, before: int) -> Working:
-        """Return what was seen of one layer.
-
-        Args:
-            layer: its number.
-            before: bytes that the layers before it save.
-        """
-
-        def with_own(moment: Moment) -> int:
-            return max(0, self._with_saved.get((moment, layer), 0) - before)
-
+    def working(self, layer: int) -> Working:
+        """Return what was seen of one layer, by its number."""
         return Working(
             forward=self._working.get((Moment.FORWARD, layer), 0),
             after=self._working.get((Moment.AFTER, layer), 0),
             backward=self._working.get((Moment.BACKWARD, layer), 0),
-            forward_with_own=with_own(Moment.FORWARD),
-            backward_with_own=with_own(Moment.BACKWARD),
             output=self._output.get(layer, 0),
         )
 
-    def _note(self, live: int, saved: int) -> None:
+    def _note(self, live: int) -> None:
         phase = self._phase
         if phase is None:
             return
-        working = self._highest() - self._before - live
-        is_most = working > self._working.get(phase, 0)
-        if not is_most and working + saved <= self._with_saved.get(phase, 0):
-            return
-        working -= max(0, self._gradients() - self._gradients_before)
-        self._working[phase] = max(working, self._working.get(phase, 0))
-        self._with_saved[phase] = max(working + saved, self._with_saved.get(phase, 0))
+        gradients = max(0, self._gradients() - self._gradients_before)
+        self.working_now = max(0, self._highest() - self._before - live - gradients)
+        self._working[phase] = max(self.working_now, self._working.get(phase, 0))
+        moment, layer = phase
+        self.tracer.use(layer, self.working_now, is_backward=moment is Moment.BACKWARD)
 
     def _highest(self) -> int:
         """Most bytes in use since the last look, where that is told; else those in use now."""
