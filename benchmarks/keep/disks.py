@@ -1,8 +1,8 @@
 """Disks and what is kept on them, in simulated time: records by sample, a line of bounded size, a writer behind it.
 
 It follows how Hapi's cache works, not how its cost is estimated: rows that come while the line is full are left out; a
-row counts once it was appended; the writer waits for the disk when a segment is full, but for no segment that an
-epoch's end closes before.
+row counts once it was appended, and the disk begins with it; the writer waits for the disk when a segment is full, but
+not at an epoch's end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from benchmarks.keep.events import Clock, Pool, Then
 from hapi.cache.disk_rates import RateMeter
 from hapi.cache.records import SEGMENT_BYTES
 from hapi.cache.segments import TRAILER_BYTES, record_bytes
+from hapi.client.caching.filling import FLUSH_SECONDS
 from hapi.profiler.reuse.facts import CodecCost
-from hapi.profiler.reuse.job_cost import FLUSH_SECONDS, LINE_BYTES
+from hapi.profiler.reuse.job_cost import LINE_BYTES
 from hapi.wire.labels import SINGLE
 
 _HEAD = record_bytes(SINGLE)
@@ -53,6 +54,8 @@ class DiskAtWork:
         """Nothing was written yet."""
         self.arm = Pool(clock)
         self._disk, self._written = disk, 0.0
+        self.last_seconds = 0.0
+        """Seconds of what was handed over last."""
 
     def read(self, nbytes: float, then: Then) -> None:
         """Read, then let ``then`` come."""
@@ -60,9 +63,9 @@ class DiskAtWork:
 
     def write(self, nbytes: float, then: Then) -> None:
         """Write, then let ``then`` come."""
-        seconds = self._disk.writing(nbytes, self._written)
+        self.last_seconds = self._disk.writing(nbytes, self._written)
         self._written += nbytes
-        self.arm.use(seconds, then)
+        self.arm.use(self.last_seconds, then)
 
 
 class Shelf:
@@ -116,6 +119,8 @@ class CacheAtWork:
         self._waiting = 0.0
         self._at_work = False
         self._flushed: Then | None = None
+        self._waits: Then | None = None
+        """Next step of the writer, which waits for the disk."""
 
     @property
     def idle(self) -> bool:
@@ -180,16 +185,20 @@ class CacheAtWork:
             self._cores.use(copied, then)
 
     def flush(self, then: Then) -> None:
-        """Let ``then`` come when the line is empty, or after the longest wait for it."""
+        """Let ``then`` come when the line is empty, or after the longest wait for it; the disk is not waited for."""
         self._flushed = then
         self._clock.after(FLUSH_SECONDS, lambda: self._end_flush(then))
+        self._go_on()
         self._check_flush()
+
+    def _go_on(self) -> None:
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            waits()
 
     def _check_flush(self) -> None:
         if self._flushed is not None and not self._line and not self._at_work:
-            left, self._segment = self._segment, 0.0
-            if left:
-                self.disk.write(left, _nothing)
+            self._segment = 0.0
             self._end_flush(self._flushed)
 
     def _end_flush(self, then: Then) -> None:
@@ -210,17 +219,29 @@ class CacheAtWork:
     def _append(self, rows: Sequence[int], shelf: Shelf, codec: CodecCost, nbytes: float) -> None:
         added, began = self._keep(rows, shelf, shelf.content / codec.ratio), self._clock.now
         self._segment += added
+        at_work = not self.disk.arm.idle
 
         def done() -> None:
             """Take the next rows."""
-            self.rate.add(int(added), self._clock.now - began + added / MEMORY_RATE)
             self._waiting -= nbytes
             self._next()
 
-        if self._segment >= self._segment_bytes > 0:
-            whole, self._segment = self._segment, 0.0
-            self.disk.write(whole, done)
+        def on_disk() -> None:
+            """Note the rate by what was written last, and take the next rows."""
+            if at_work:
+                self.rate.add(int(added), self.disk.last_seconds)
+            else:
+                self.rate.add(int(added), self._clock.now - began + added / MEMORY_RATE)
+            if self._waits is done:
+                self._go_on()
+
+        if self._segment >= self._segment_bytes > 0 and self._flushed is None:
+            self._segment = 0.0
+            self._waits = done
+            self.disk.write(added, on_disk)
         else:
+            # The disk is at work on it while the next rows come.
+            self.disk.write(added, _nothing)
             self._clock.after(0.0, done)
 
     def _keep(self, rows: Sequence[int], shelf: Shelf, stored: float) -> float:

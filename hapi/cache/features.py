@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +145,7 @@ class FeatureCache(Closing):
 
     def writer_pace(self) -> WriterPace:
         """Return the seconds of a put for a byte on the disk, of the last 64 MiB."""
-        work, wait = self._putting.rate, self._records.waits.rate
+        work, wait = self._putting.rate, self._records.puts.waits.rate
         return WriterPace(1 / work if work else 0.0, 1 / wait if wait else 0.0)
 
     def probed_rates(self) -> DiskRates:
@@ -262,9 +263,9 @@ class FeatureCache(Closing):
             labels: of the dataset's form, n of them.
             times: of the pass that computed them, by which a codec may be chosen.
         """
-        began, waited = time.monotonic(), self._records.waited_seconds
+        began, waited = time.monotonic(), self._records.puts.waited_seconds
         nbytes = self._put(ids, np.ascontiguousarray(features), labels, times)
-        waited = self._records.waited_seconds - waited
+        waited = self._records.puts.waited_seconds - waited
         self._putting.add(nbytes, time.monotonic() - began - waited)
         self._memory.add(ids, features, labels)
 
@@ -285,6 +286,10 @@ class FeatureCache(Closing):
             self._records.put(samples, codecs)
             nbytes += int(lengths.sum())
         return nbytes
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """Let no put wait for the disk in the block, of any thread."""
+        return self._records.puts.hurried()
 
     def flush(self) -> None:
         """Make what was put available to other processes, present and future. Never raises."""

@@ -37,9 +37,11 @@ from hapi.cache.segments import (
     segment_bytes,
     sizes,
 )
+from hapi.cache.writing.put_rates import PutRates
 from hapi.closing import Closing
 from hapi.errors import ConflictError, HapiError
 from hapi.process.read_ahead import announced
+from hapi.process.write_back import begin_writing
 from hapi.wire.labels import LabelForm
 from hapi.wire.references import DatasetReference, check_digest, check_name
 from hapi.wire.samples import Samples
@@ -97,13 +99,7 @@ class RecordCache(Closing):
         self._users: int | None = None
         """Marks the version as used; None while there is nothing of it."""
         self._attaching = threading.Lock()
-        self._reading, self._written = RateMeter(), RateMeter()
-        self._unwaited, self._waited = (0, 0.0), False
-        """Bytes and seconds of puts since the disk was waited for last, and whether it ever was."""
-        self.waits = RateMeter()
-        """Waits for the disk alone, with the bytes of their segments."""
-        self.waited_seconds = 0.0
-        """Seconds of all of them."""
+        self._reading, self.puts = RateMeter(), PutRates(behind)
         if self.path.exists():
             self._attach()
         self._catalogue = Catalogue(self.path, self._seed, count)
@@ -166,7 +162,7 @@ class RecordCache(Closing):
 
     def rates(self) -> DiskRates:
         """Return the measured rates of the disk, each of its last stretch."""
-        return DiskRates(self._reading.rate, self._written.rate)
+        return DiskRates(self._reading.rate, self.puts.rate)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -307,38 +303,18 @@ class RecordCache(Closing):
             part = rows[: writer.fitting(lengths[rows])]
             rows = rows[len(part) :]
             if len(part):
-                starts, began = samples.offsets[:-1][part], time.monotonic()
+                starts, began, end = samples.offsets[:-1][part], time.monotonic(), writer.end
                 held = writer.append(
                     samples.ids[part], samples.labels[part], samples.data, starts, lengths[part], codecs[part]
                 )
-                self._count_written(int(lengths[part].sum()), time.monotonic() - began)
+                if self._behind:
+                    begin_writing(writer.descriptor, end, writer.end - end)
+                self.puts.put(int(lengths[part].sum()), began)
                 self._catalogue.add(number, held)
             if len(rows) or number not in self._catalogue:  # which is gone
                 if self._behind:
-                    self._wait_for_disk(writer.descriptor)
+                    self.puts.wait(writer.descriptor, writer.end)
                 self._seal()
-
-    def _wait_for_disk(self, descriptor: int) -> None:
-        """Let a full segment reach the disk: else the page cache takes all for a while, and then nothing."""
-        began = time.monotonic()
-        os.fsync(descriptor)
-        waited = time.monotonic() - began
-        nbytes, seconds = self._unwaited
-        if not self._waited:
-            self._written = RateMeter()
-        self._written.add(nbytes, seconds + waited)
-        self.waits.add(nbytes, waited)
-        self.waited_seconds += waited
-        self._unwaited, self._waited = (0, 0.0), True
-
-    def _count_written(self, nbytes: int, seconds: float) -> None:
-        """Count what the page cache took. Once the disk was waited for, a segment counts when it has reached it: in its
-        middle the rate would be that of the page cache in part.
-        """
-        if self._behind:
-            self._unwaited = self._unwaited[0] + nbytes, self._unwaited[1] + seconds
-        if not self._waited:
-            self._written.add(nbytes, seconds)
 
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
         """Begin a segment for a record of ``length`` bytes and others; None when there is no room."""
@@ -361,7 +337,7 @@ class RecordCache(Closing):
         """Make the open segment one that counts. One that cannot be sealed goes."""
         if self._writer is None:
             return
-        self._unwaited = (0, 0.0)  # of a segment that is closed before it is full nobody waits for the end
+        self.puts.close()
         (writer, number, token), self._writer = self._writer, None
         whole = False
         try:

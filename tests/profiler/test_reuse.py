@@ -175,43 +175,49 @@ def test_a_disk_that_reads_faster_never_makes_the_job_slower(
             assert fast.epoch_seconds(share) <= slow.epoch_seconds(share) * (1 + 1e-9)
 
 
-def simple(known: ReuseFacts, epochs: int, mode: str = "keep here", **changes: object) -> JobCost:
-    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier(), step_seconds=0.001)
+def simple(
+    known: ReuseFacts, epochs: int, mode: str = "keep here", nbytes: int = 10_000, **changes: object
+) -> JobCost:
+    profile = crafted([nbytes, 1_000], [0.01, 0.0], client_tier=free_tier(), step_seconds=0.001)
     job = Job(bs=20, samples=1000, epochs=epochs, request_size=20)
     choice = Choice(mode=mode, cut=1, split=1, **changes)  # type: ignore[arg-type]
     return JobPricer(profile, job, known, choice).job_cost(Prices())
 
 
 def test_a_slow_disk_is_filled_over_several_epochs() -> None:
-    """Samples of 10,032 bytes in epochs of about 10 s: what is left when an epoch ends is waited for."""
-    need = 1000 * (10_000 + RECORD_BYTES)
-    fast = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=1e9)), 10)
+    """Samples of 10 MB in epochs of about 10 s, at whose end the page cache takes what the line has."""
+    need = 1000 * (10_000_000 + RECORD_BYTES)
+    fast = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e12, write=1e12)), 10, nbytes=10_000_000)
     assert fast.fill_seconds == pytest.approx(fast.first_epoch_seconds) and fast.kept == pytest.approx(1)
-    assert fast.last_epoch_seconds == pytest.approx(1.0, rel=0.1)
-    slow = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 100)), 10)
-    assert slow.fill_seconds is not None and slow.fill_seconds == pytest.approx(100, rel=0.02)
-    never = simple(ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 10_000)), 10)
+    assert fast.last_epoch_seconds == pytest.approx(10 / 3, rel=0.1), "copied at 3 GB/s"
+    slow = simple(
+        ReuseFacts(client=Storage(bytes=10**12, read=1e12, write=need / 100)), 14, nbytes=10_000_000
+    )
+    assert slow.fill_seconds is not None and slow.fill_seconds == pytest.approx(100, rel=0.05)
+    never = simple(
+        ReuseFacts(client=Storage(bytes=10**12, read=1e12, write=need / 10_000)), 10, nbytes=10_000_000
+    )
     assert never.fill_seconds is None and 0 < never.kept < 0.1
 
 
 def test_the_fast_part_of_a_disk_fills_up() -> None:
-    need = 1000 * (10_000 + RECORD_BYTES)
-    disk = Storage(bytes=10**12, read=1e9, write=1e9, slow_write=need / 200, fast_bytes=need // 2)
-    cost = simple(ReuseFacts(client=disk), 30)
+    need = 1000 * (10_000_000 + RECORD_BYTES)
+    disk = Storage(bytes=10**12, read=1e12, write=1e12, slow_write=need / 200, fast_bytes=need // 2)
+    cost = simple(ReuseFacts(client=disk), 30, nbytes=10_000_000)
     assert cost.fill_seconds == pytest.approx(100, rel=0.02)
-    assert disk.written(10.0, 0.0) == pytest.approx(need // 2 + (10 - need / 2e9) * need / 200)
+    assert disk.written(10.0, 0.0) == pytest.approx(need // 2 + (10 - need / 2e12) * need / 200)
     assert disk.seconds_to_write(disk.written(7.0, 11.0), 11.0) == pytest.approx(7.0)
 
 
 def test_encoding_shortens_what_is_filled_and_slows_the_filling() -> None:
-    """On a disk that needs 100 s for raw records: 50 s for half the bytes, and 50 s more for a slow codec."""
-    need = 1000 * (10_000 + RECORD_BYTES)
-    known = ReuseFacts(client=Storage(bytes=10**12, read=1e9, write=need / 100))
-    for encode, seconds in ((1e12, 50), (2e5, 100)):
-        codec = CodecCost(name="zeros", ratio=2.0, encode=encode, decode=1e12)
-        cost = simple(known, 40, codec=codec)
+    """On a disk that needs 100 s for raw records: 50 s for half the bytes, 100 s for a codec slower than it."""
+    need = 1000 * (10_000_000 + RECORD_BYTES)
+    known = ReuseFacts(client=Storage(bytes=10**12, read=1e12, write=need / 100))
+    for encode, seconds in ((1e15, 50), (1e8, 100)):
+        codec = CodecCost(name="zeros", ratio=2.0, encode=encode, decode=1e15)
+        cost = simple(known, 40, nbytes=10_000_000, codec=codec)
         # Encoding also holds up the training, by up to half of what it takes.
-        assert cost.fill_seconds is not None and 0.95 < cost.fill_seconds / seconds < 1.3, encode
+        assert cost.fill_seconds is not None and 0.95 < cost.fill_seconds / seconds < 1.5, encode
         assert cost.kept_bytes == pytest.approx(need / 2, rel=0.01)
 
 

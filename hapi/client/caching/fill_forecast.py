@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hapi.arrays import IntArray
 from hapi.cache.disk_rates import WriterPace
 from hapi.client.caching.counts import KeptCounts
-from hapi.profiler.reuse.job_cost import FLUSH_SECONDS, LINE_BYTES
+from hapi.profiler.reuse.job_cost import LINE_BYTES
 
 STEPS = 8
 """A forecast is made whenever a further part of this size is kept."""
@@ -77,16 +77,18 @@ class FillState:
     pace: WriterPace
     """Seconds of the writer for a byte."""
     segment: float
-    """Bytes after which the writer waits for the disk; for those after an epoch's last such wait nobody does."""
+    """Bytes after which the writer waits for the disk; an epoch's end begins a new one, and waits for nothing."""
     in_segment: float
     """Bytes that were written since the last wait."""
+    behind: float
+    """Seconds for which the disk is at work on what was written."""
 
 
 def seconds_left(state: FillState) -> float | None:
     """Return the seconds until the last wanted byte is kept; None when there is no end to it."""
     spent = 0.0
     for _ in range(MAX_EPOCHS):
-        kept, seconds = _epoch(state)
+        kept, seconds, behind = _epoch(state)
         left = state.wanted - kept
         if left <= 1e-9 * state.wanted:
             return spent + seconds
@@ -100,44 +102,46 @@ def seconds_left(state: FillState) -> float | None:
             coming=left,
             coming_seconds=state.epoch_seconds,
             in_segment=0.0,
+            behind=behind,
         )
     return None
 
 
-def _epoch(state: FillState) -> tuple[float, float]:
-    """Return the bytes that an epoch adds, and its seconds until all is kept or until it ends.
+def _epoch(state: FillState) -> tuple[float, float, float]:
+    """Return the bytes that an epoch adds, its seconds until all is kept or it ends, and those the disk is behind.
 
-    The writer fills a segment with what waits and what comes, as fast as it works or as that comes, then waits for the
-    disk; what comes meanwhile waits in the line as far as that goes. An epoch's end waits until the line is empty.
+    The writer fills a segment with what waits and what comes, as fast as it works or as that comes, then waits until
+    the disk has it; what comes meanwhile waits in the line as far as that goes. At an epoch's end it puts what the line
+    has without a wait, as far as not too much is on its way, and leaves the disk at work on it.
     """
     seconds = max(state.coming_seconds, 1e-9)
     segment = max(1.0, state.segment)
-    wait, works = segment * state.pace.wait, 1 / max(_NO_WORK, state.pace.work)
+    works = 1 / max(_NO_WORK, state.pace.work)
     # One of the batches is in the writer's hands, of which half was written in the mean.
     most_waits = (max(1, state.line // max(1.0, state.batch)) - 0.5) * state.batch
-    at, kept, waiting = 0.0, 0.0, state.waiting
+    comes = state.coming / seconds
+    at, kept, waiting, behind = 0.0, 0.0, state.waiting, state.behind
     need = max(0.0, segment - state.in_segment)
-    while at < seconds + FLUSH_SECONDS:
-        comes = state.coming / seconds if at < seconds else 0.0
+    while at < seconds:
         takes = works if waiting > _NOTHING or comes >= works else comes
-        if takes <= 0:  # the epoch has brought all, and the line is empty
+        if takes <= 0:  # all has come before
             break
         need, waits = min(need, state.wanted - kept), waiting
-        step = need / takes
+        step = min(need / takes, seconds - at)
         if takes > comes and waiting > 0:
             step = min(step, waiting / (takes - comes))
-        if at < seconds:
-            step = min(step, seconds - at)
         at, kept, need = at + step, kept + takes * step, need - takes * step
+        behind = max(0.0, behind + takes * step * state.pace.wait - step)
         waiting = max(0.0, min(max(most_waits, waits), waits + (comes - takes) * step))
         if kept >= state.wanted * (1 - 1e-9):
-            return kept, at
+            return kept, at, behind
         if need <= _NOTHING:
-            came = comes * min(wait, max(0.0, seconds - at))
-            waiting = min(max(most_waits, waiting), waiting + came)
-            at += wait
-            need = segment
-    return kept, max(at, seconds)
+            wait = min(behind, seconds - at)
+            waiting = min(max(most_waits, waiting), waiting + comes * wait)
+            at, behind, need = at + wait, behind - wait, segment
+    on_its_way = behind / state.pace.wait if state.pace.wait else 0.0
+    left = min(waiting, state.wanted - kept, max(0.0, state.line + segment - on_its_way))
+    return kept + left, max(at, seconds) + left / works, behind + left * state.pace.wait
 
 
 class FillForecast:
@@ -201,7 +205,8 @@ class FillForecast:
         rate_of_coming = (self._offered - self._first) / max(1e-9, now - self._first_at)
         counts, each = self._passes[-1], cache.stored_bytes
         to_come = max(0, self._coming - self._offered)
-        segment = max(1, cache.segment_bytes)
+        segment, pace = max(1, cache.segment_bytes), cache.writer_pace()
+        in_segment = counts.kept * each % segment
         left = seconds_left(
             FillState(
                 wanted=(self._wanted - kept) * each,
@@ -211,9 +216,10 @@ class FillForecast:
                 epoch_seconds=self._epoch_seconds or self._samples / rate_of_coming,
                 batch=samples * each,
                 line=LINE_BYTES * each / max(1, cache.sample_bytes),
-                pace=cache.writer_pace(),
+                pace=pace,
                 segment=segment,
-                in_segment=counts.kept * each % segment,
+                in_segment=in_segment,
+                behind=in_segment * pace.wait,
             )
         )
         if left is not None:

@@ -6,6 +6,7 @@ misses them, computes them again and may keep them then.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -52,10 +53,18 @@ class Filling:
             counts.wrote(0, 0, len(rows.ids))
 
     def flush(self, caches: Iterable[FeatureCache], seconds: float = FLUSH_SECONDS) -> None:
-        """Put what waits and make it available to other processes; returns after ``seconds`` in any case."""
-        if self._line.wait(seconds):
-            for cache in caches:
-                cache.flush()
+        """Put what waits and make it available to other processes; returns after ``seconds`` in any case.
+
+        That is no more than the line holds, so the page cache takes it, and the disk writes it in its own time.
+        """
+        with contextlib.ExitStack() as hurried:
+            filled = list(caches)
+            for cache in filled:
+                hurried.enter_context(cache.hurried())
+            if not self._line.wait(seconds):
+                return
+        for cache in filled:
+            cache.flush()
 
     def drop(self) -> None:
         """Forget what waits."""

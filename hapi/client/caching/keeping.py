@@ -353,7 +353,7 @@ class Keeping(Closing):
     def close(self) -> None:
         """Flush, and give the folder back."""
         if self._trusted:
-            self._filling.flush(())
+            self._filling.flush(self._features.values())
         self._filling.close()
         for cache in self._features.values():
             cache.close()

@@ -31,9 +31,11 @@ MODE_NAMES: dict[Mode, str] = {
 RECORD_BYTES = 32
 """Bytes on disk of a sample beside its content: checksum, id and label."""
 LINE_BYTES = 64 << 20
-"""Bytes that may wait for the trainer's disk when an epoch ends, which waits for them."""
-FLUSH_SECONDS = 30.0
-"""Longest time that it waits."""
+"""Bytes that may wait for the trainer's disk when an epoch ends: the page cache takes them then, the disk later."""
+_AHEAD_SECONDS = 30.0
+"""Longest time for which the disk is at work on what an epoch's end has given to the page cache."""
+_SAME = 1e-3
+"""Part of an epoch's seconds that makes no difference to what its disk writes."""
 _EXACT_EPOCHS = 64
 """Epochs that are priced one by one while the cache fills; later ones in groups."""
 
@@ -116,16 +118,16 @@ class JobPricer:
         """Largest share of the samples that is ever read."""
 
     def _filled(self, storage: Storage | None) -> Storage | None:
-        """``storage`` as the thread fills it that encodes what it writes."""
+        """``storage`` as the thread fills it that encodes what it writes, while the disk is at work on what it has."""
         codec = self.choice.codec
         if storage is None or codec.name == RAW.name:
             return storage
-        encoding = self._content / codec.encode / self.sample_bytes
+        encoded = self.sample_bytes * codec.encode / self._content
         slow = storage.slow_write
         return replace(
             storage,
-            write=1 / (1 / storage.write + encoding),
-            slow_write=None if slow is None else 1 / (1 / slow + encoding),
+            write=min(storage.write, encoded),
+            slow_write=None if slow is None else min(slow, encoded),
         )
 
     def _room(self) -> float:
@@ -203,17 +205,18 @@ class JobPricer:
 
     def job_cost(self, prices: Prices) -> JobCost:
         """Return the costs of all epochs."""
-        share, left, written = self.kept_before, self.job.epochs, 0.0
+        share, left, written, behind = self.kept_before, self.job.epochs, 0.0, 0.0
         sums = _Sums()
         filled_at = 0.0 if self._full(share) else None
         while left:
-            one = self._fill_epoch(share, written)
+            one = self._fill_epoch(share, written, behind)
             count = left if one.fraction == 0 else self._grouped(sums.epochs, left)
             if filled_at is None and self._full(share + one.fraction * count):
                 filled_at = sums.seconds + one.filled_after + (count - 1) * one.seconds
             sums.add(one, count, self.job.samples)
             share = min(self.room, share + one.fraction * count) if one.fraction else share
             written += one.fraction * count * self.samples * self.sample_bytes
+            behind = one.behind
             left -= count
         return JobCost(
             choice=self.choice,
@@ -235,34 +238,36 @@ class JobPricer:
     def _grouped(done: int, left: int) -> int:
         return 1 if done < _EXACT_EPOCHS else min(left, 1 + done // 8)
 
-    def _fill_epoch(self, share: float, written: float) -> _Epoch:
-        """An epoch that begins with ``share`` kept, after ``written`` bytes of this job."""
+    def _fill_epoch(self, share: float, written: float, behind: float) -> _Epoch:
+        """An epoch that begins with ``share`` kept: ``written`` bytes of this job, ``behind`` not on the disk yet."""
         plain = self.epoch(share)
         bits = self.profile.link.bits_per_second
         seconds = plain.epoch(bits)
         if self.storage is None or self._full(share):
-            return _Epoch(plain, seconds, 0.0, seconds)
+            return _Epoch(plain, seconds, 0.0, seconds, 0.0)
         on_client = self.choice.mode != "keep there"
         # A server fills for all trainers of the job, a trainer with what it sees itself.
         seen = (1 - share) * (self.job.samples / self.samples if on_client else 1.0)
         wanted = min(self.room - share, seen)
         each = self.samples * self.sample_bytes
         reading = self.job.samples * plain.disk if on_client else 0.0
-        at_once = self.storage.written(max(0.0, seconds - reading), written)
-        behind = max(0.0, wanted * each - at_once)
-        waits = 0.0
-        if on_client and behind:
-            line = min(behind, float(LINE_BYTES))
-            waits = min(FLUSH_SECONDS, self.storage.seconds_to_write(line, written + at_once))
-            at_once += self.storage.written(waits, written + at_once)
-        fraction = min(wanted, at_once / each)
-        keeping = min(1.0, fraction * self.samples / self.job.samples) if on_client else fraction
-        busy = self.epoch(share, keeping)
-        seconds = busy.epoch(bits) + waits
+        line = LINE_BYTES * self.sample_bytes / self._content
+        ahead = min(line, self.storage.write * _AHEAD_SECONDS)
+        busy, fraction, on_disk = plain, 0.0, 0.0
+        # What keeping holds up gives the disk more time, once: the second time is near enough.
+        for _ in range(2):
+            on_disk = self.storage.written(max(0.0, seconds - reading), written - behind)
+            fraction = min(wanted, max(0.0, on_disk - behind + (ahead if on_client else 0.0)) / each)
+            keeping = min(1.0, fraction * self.samples / self.job.samples) if on_client else fraction
+            busy = self.epoch(share, keeping)
+            before, seconds = seconds, busy.epoch(bits)
+            if seconds <= before * (1 + _SAME):
+                break
+        left = max(0.0, behind + fraction * each - on_disk)
         # New samples come evenly over the epoch; the disk may need longer.
-        to_write = self.storage.seconds_to_write(fraction * each, written)
-        filled = seconds if waits else max(seconds * wanted / seen, min(seconds, to_write))
-        return _Epoch(busy, seconds, fraction, filled)
+        to_write = self.storage.seconds_to_write(behind + fraction * each, written - behind)
+        filled = seconds if left else max(seconds * wanted / seen, min(seconds, to_write))
+        return _Epoch(busy, seconds, fraction, filled, left)
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,8 @@ class _Epoch:
     """Share of all samples that comes into the cache."""
     filled_after: float
     """Seconds until the last of them has."""
+    behind: float
+    """Bytes that the disk has not yet when it ends."""
 
 
 class _Sums:

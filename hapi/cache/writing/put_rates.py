@@ -1,0 +1,108 @@
+"""Rates of a cache's puts: those that the page cache takes at once, and those that wait for the disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hapi.cache.disk_rates import RateMeter
+from hapi.cache.writing.line import LINE_BYTES
+from hapi.process.write_back import wait_written
+
+_AT_WORK = 0.5
+"""Part of a segment's seconds for which the disk is waited for, from which on it counts as at work in all of them."""
+_SLICE = 4 << 20
+"""Bytes that are waited for at once: between them a wait can be left."""
+
+
+class PutRates:
+    """Rates of one cache's puts and of its disk. Not thread-safe, but for :meth:`hurried`."""
+
+    def __init__(self, behind: bool) -> None:
+        """Begin without a measurement; ``behind``: the disk is waited for when a segment is full."""
+        self._behind, self._waited = behind, False
+        self._written = RateMeter()
+        self.waits = RateMeter()
+        """Seconds of the disk alone, with the bytes of segments."""
+        self.waited_seconds = 0.0
+        """Seconds of all waits for it."""
+        self._bytes, self._seconds, self._since = 0, 0.0, 0.0
+        """Of the open segment: bytes and seconds of its puts, and the time of the first one."""
+        self._hurried = threading.Event()
+        self._closed_bytes, self._closed_since = 0, 0.0
+        """Bytes of segments that were closed since the last wait, and the time of their first put."""
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second of the last stretch; None before there was anything to measure."""
+        return self._written.rate
+
+    def put(self, nbytes: int, began: float) -> None:
+        """Count a put that is over.
+
+        Once the disk was waited for, a segment counts when it has reached it: in its middle the rate would be that of
+        the page cache in part.
+
+        Args:
+            nbytes: of its contents.
+            began: time of its beginning (``time.monotonic``).
+        """
+        seconds = time.monotonic() - began
+        if self._behind:
+            self._since = self._since if self._bytes else began
+            self._bytes, self._seconds = self._bytes + nbytes, self._seconds + seconds
+        if not self._waited:
+            self._written.add(nbytes, seconds)
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Let no put wait for the disk in the block, of any thread, unless much is on its way there already."""
+        self._hurried.set()
+        try:
+            yield
+        finally:
+            self._hurried.clear()
+
+    def wait(self, descriptor: int, nbytes: int) -> None:
+        """Let a full segment reach the disk: else the page cache takes all for a while, and then nothing.
+
+        The disk is at work from the first put on. Where it is waited for half of the time since then, it was so in all
+        of it, and its rate is at least that of this segment, and that of this one and those that were closed before.
+
+        Args:
+            descriptor: of the segment's file.
+            nbytes: that it has.
+
+        Raises:
+            OSError: the file's.
+        """
+        began = time.monotonic()
+        for start in range(0, nbytes, _SLICE):
+            if self._hurried.is_set() and self._closed_bytes <= LINE_BYTES:
+                self.waited_seconds += time.monotonic() - began
+                return
+            wait_written(descriptor, start, min(_SLICE, nbytes - start))
+        os.fsync(descriptor)
+        ended = time.monotonic()
+        waited = ended - began
+        disk, whole = waited, self._seconds + waited
+        if waited >= _AT_WORK * (ended - self._since):
+            rates = [self._bytes / (ended - self._since)]
+            if self._closed_bytes:
+                rates.append((self._bytes + self._closed_bytes) / (ended - self._closed_since))
+            disk = whole = self._bytes / max(rates)
+        if not self._waited:
+            self._written = RateMeter()
+        self._written.add(self._bytes, whole)
+        self.waits.add(self._bytes, disk)
+        self.waited_seconds += waited
+        self._waited, self._bytes, self._seconds, self._closed_bytes = True, 0, 0.0, 0
+
+    def close(self) -> None:
+        """Note that the open segment is closed; nobody waits for one that is not full."""
+        if self._bytes:
+            self._closed_since = self._closed_since if self._closed_bytes else self._since
+        self._closed_bytes, self._bytes, self._seconds = self._closed_bytes + self._bytes, 0, 0.0
