@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from benchmarks.keep.disks import CacheAtWork, Shelf
@@ -19,11 +19,14 @@ from hapi.client.loading.prefetcher import READ_AHEAD
 from hapi.client.memory import EVEN_ROWS
 from hapi.profiler.reuse.facts import RAW
 from hapi.profiler.reuse.job_cost import Choice
+from hapi.profiler.stages.alternation import Alternation
 
 
 @dataclass(eq=False)
 class _Batch:
     rows: list[int]
+    split: int
+    """Split of the rows that are asked for."""
     nbytes: float
     asked: list[int] = field(default_factory=list)
     hits: int = 0
@@ -43,6 +46,35 @@ def _order(samples: int, number: int) -> list[int]:
     order = list(range(samples))
     random.Random(number).shuffle(order)
     return order
+
+
+def alone(choice: Choice, split: int) -> Choice:
+    """Return ``choice`` for the batches at one of its splits."""
+    return replace(choice, split=split, wire=choice.wire_of(split) or RAW, alternation=None)
+
+
+class _Way:
+    """Batches of one split: their requests, and the seconds of a sample on this side."""
+
+    def __init__(self, machines: Machines, choice: Choice, beside_store: Shelf | None) -> None:
+        self.requests = Requests(machines, choice, beside_store)
+        profile, split = machines.profile, choice.split
+        tier = profile.client_tier
+        wire = profile.sent_bytes(split) / choice.wire.ratio + profile.link.sample_bytes
+        self.decode = tier.decode_seconds if split == 0 else 0.0
+        self.arriving = wire * tier.codec_seconds_per_byte + tier.overhead_seconds
+        self.arriving += 0.0 if choice.wire == RAW else profile.sent_bytes(split) / choice.wire.decode
+        each = [layer.client_seconds for layer in profile.layers[: profile.last_split]]
+        entering = profile.sent_bytes(split) if split else profile.samples.tensor_bytes
+        cut = choice.cut if choice.mode == "keep here" else split
+        self.first_layers = entering * tier.to_device_seconds_per_byte + sum(each[split:cut])
+        """Seconds of a sample that was asked for, up to the cut."""
+        self.later_layers = sum(each[cut:]) + profile.step_seconds
+        self.sample_bytes = float(
+            profile.sent_bytes(split)
+            if split
+            else profile.samples.stored_bytes + profile.samples.tensor_bytes
+        )
 
 
 class Epoch:
@@ -66,32 +98,19 @@ class Epoch:
             self._shelf = self._cache.shelf(choice.cut, content)
         self._part = choice.limit * job.samples
         """Samples below this number are kept and read."""
-        self._requests = Requests(machines, choice, beside_store)
-        self._per_row_price(content)
+        self._alternation = choice.alternation or Alternation.only(choice.split)
+        self._ways = {
+            split: _Way(machines, alone(choice, split), beside_store)
+            for split in (self._alternation.split, self._alternation.other)
+        }
+        self._reading = content / choice.codec.decode
+        self._kept_row = content * profile.client_tier.to_device_seconds_per_byte
         self._idle_threads = job.in_flight
         self._to_ask: deque[Callable[[Then], None]] = deque()
         self._to_read: deque[Callable[[Then], None]] = deque()
         self._live: dict[int, _Batch] = {}
         self._opened = self._trained = 0
         self._training = False
-
-    def _per_row_price(self, content: float) -> None:
-        """Seconds of a sample on this side: of one that arrives, one that is read, and in the training step."""
-        profile, choice, last = self._machines.profile, self._choice, self._machines.profile.last_split
-        tier, split = profile.client_tier, choice.split
-        wire = profile.sent_bytes(split) / choice.wire.ratio + profile.link.sample_bytes
-        self._decode = tier.decode_seconds if split == 0 else 0.0
-        self._arriving = wire * tier.codec_seconds_per_byte + tier.overhead_seconds
-        self._arriving += 0.0 if choice.wire == RAW else profile.sent_bytes(split) / choice.wire.decode
-        self._reading = content / choice.codec.decode
-        each = [layer.client_seconds for layer in profile.layers[:last]]
-        entering = profile.sent_bytes(split) if split else profile.samples.tensor_bytes
-        to_device = tier.to_device_seconds_per_byte
-        cut = choice.cut if choice.mode == "keep here" else split
-        self._first_layers = entering * to_device + sum(each[split:cut])
-        """Seconds of a sample that was asked for, up to the cut."""
-        self._kept_row = content * to_device
-        self._step = sum(each[cut:]) + profile.step_seconds
 
     def run(self) -> float:
         """Return the seconds until all was trained and what can be kept is."""
@@ -106,8 +125,8 @@ class Epoch:
 
     def _open(self) -> None:
         while self._opened < len(self._batches) and self._may_open():
-            rows = self._batches[self._opened]
-            batch = _Batch(rows=rows, nbytes=self._bytes_of(len(rows)))
+            rows, split = self._batches[self._opened], self._alternation.split_of(self._opened)
+            batch = _Batch(rows=rows, split=split, nbytes=self._bytes_of(len(rows), split))
             self._live[self._opened] = batch
             self._opened += 1
             kept = self._kept_of(rows)
@@ -122,14 +141,11 @@ class Epoch:
             return True
         if self._shelf is not None and self._shelf.share == 1 and len(self._live) >= READ_AHEAD:
             return False
-        coming = self._bytes_of(len(self._batches[self._opened]))
+        coming = self._bytes_of(len(self._batches[self._opened]), self._alternation.split_of(self._opened))
         return sum(b.nbytes for b in self._live.values()) + coming <= self._machines.job.prefetch_bytes
 
-    def _bytes_of(self, count: int) -> float:
-        profile, split = self._machines.profile, self._choice.split
-        if split:
-            return float(count * profile.sent_bytes(split))
-        return float(count * (profile.samples.stored_bytes + profile.samples.tensor_bytes))
+    def _bytes_of(self, count: int, split: int) -> float:
+        return count * self._ways[split].sample_bytes
 
     def _kept_of(self, rows: Sequence[int]) -> list[int]:
         """Rows whose features are kept on this side; stored samples are looked up by request."""
@@ -192,9 +208,8 @@ class Epoch:
         def go_on() -> None:
             """Ask for the others, which come into the cache."""
             if kept:
-                self._client.cores.use(
-                    len(kept) * (self._reading + self._decode), lambda: self._came(batch, len(kept))
-                )
+                seconds = len(kept) * (self._reading + self._ways[batch.split].decode)
+                self._client.cores.use(seconds, lambda: self._came(batch, len(kept)))
             if others:
                 self._send(batch, others, put)
             else:
@@ -211,12 +226,14 @@ class Epoch:
             go_on()
 
     def _send(self, batch: _Batch, rows: list[int], done: Then) -> None:
+        way = self._ways[batch.split]
+
         def arrived(count: int) -> None:
             """Receive a frame."""
-            seconds = count * (self._arriving + self._decode)
+            seconds = count * (way.arriving + way.decode)
             self._client.cores.use(seconds, lambda: self._came(batch, count))
 
-        self._requests.send(rows, arrived, done)
+        way.requests.send(rows, arrived, done)
 
     def _came(self, batch: _Batch, count: int) -> None:
         batch.missing -= count
@@ -231,8 +248,9 @@ class Epoch:
         if self._training or batch is None or not batch.full:
             return
         self._training = True
-        seconds = len(batch.asked) * self._first_layers + batch.hits * self._kept_row
-        seconds += len(batch.rows) * self._step + self._machines.profile.update_seconds
+        way = self._ways[batch.split]
+        seconds = len(batch.asked) * way.first_layers + batch.hits * self._kept_row
+        seconds += len(batch.rows) * way.later_layers + self._machines.profile.update_seconds
         self._client.forward(seconds, lambda: self._stepped(batch))
 
     def _stepped(self, batch: _Batch) -> None:

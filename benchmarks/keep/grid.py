@@ -164,7 +164,7 @@ def world_of(cell: KeepCell) -> World:
     profile = faster(known[cell.model, cell.bs], cell.speed)
     link = replace(profile.link, bits_per_second=cell.bandwidth, variation=0.0)
     profile = replace(profile, link=link, server=replace(profile.server, cos_batch=COS_BATCH))
-    job = Job(bs=cell.bs, samples=SAMPLES, epochs=cell.epochs, alternate=False)
+    job = Job(bs=cell.bs, samples=SAMPLES, epochs=cell.epochs)
     budget = int(cell.room * SAMPLES * profile.sent_bytes(profile.last_split))
     disk = DISKS[cell.disk]
     client = SideCache(disk=disk, budget=budget, memory_bytes=MEMORY_BYTES if cell.memory else 0)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks.keep.disks import CacheAtWork
 from benchmarks.keep.grid import KeepCell, codecs_of, world_of
 from benchmarks.keep.machines import Machines, SideCache
-from benchmarks.keep.whole_job import JobFound, World, epoch_bound, kept_share, replay
+from benchmarks.keep.whole_job import JobFound, World, busy, epoch_bound, kept_share, replay
 from hapi.cache.disk_rates import DiskRates
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.facts import RAW, CodecCost, CutCodecs, KeptShare, ReuseFacts, Storage
 from hapi.profiler.reuse.job_cost import Choice, Mode
+from hapi.profiler.stages.alternation import STEPS, Alternation
 
 ENOUGH = 0.02
 """Part by which another choice must be able to be better for it to be replayed."""
+PAIRS = 24
+"""Pairs of splits that alternate of which the best is taken: those with the lowest bounds. All else is exhaustive."""
 _SETTLED = 0.5
 RATIO_ERROR, RATE_ERROR = 0.03, 0.2
 """Largest parts by which codecs tried on a few rows are taken to be off: rows and a busy processor differ so much."""
@@ -63,7 +69,11 @@ def text_of(choice: Choice) -> str:
     codec = "" if choice.codec == RAW else f" as {choice.codec.name}"
     limit = "" if choice.limit == 1 else f", {choice.limit:.0%} of the samples"
     kept = "" if choice.mode in ("recompute", "keep samples") else f" {choice.cut}{codec}"
-    return f"{choice.mode}{kept}, split {choice.split}{wire}{limit}"
+    other = ""
+    if choice.alternation is not None:
+        other = f", {choice.alternation.text}"
+        other += "" if choice.other_wire == RAW else f", {choice.other_wire.name} on the wire"
+    return f"{choice.mode}{kept}, split {choice.split}{wire}{other}{limit}"
 
 
 def sampled_facts(world: World, codecs: tuple[CutCodecs, ...]) -> ReuseFacts:
@@ -110,6 +120,8 @@ class RunPolicy:
             raise RuntimeError("a choice was made without one; this is a defect of hapi")
         choice = self._true(self._chooser.plan.choice)
         self._tried |= {choice.cut, choice.split}
+        if choice.alternation is not None:
+            self._tried.add(choice.alternation.other)
         if text_of(choice) not in self.texts:
             self.texts.append(text_of(choice))
         return choice
@@ -126,6 +138,10 @@ class RunPolicy:
             choice,
             codec=codec(choice.cut, choice.codec.name),
             wire=codec(choice.split, choice.wire.name),
+            other_wire=codec(
+                choice.split if choice.alternation is None else choice.alternation.other,
+                choice.other_wire.name,
+            ),
         )
 
     def _known(self) -> ReuseFacts:
@@ -194,7 +210,7 @@ def estimated(at: CutCodecs) -> CutCodecs:
 
 
 def every_choice(world: World, codecs: tuple[CutCodecs, ...]) -> Iterator[Choice]:
-    """Yield all modes, cuts, splits and codecs there are, without leaving anything out."""
+    """Yield all modes, cuts, splits and codecs there are, without leaving anything out but batches that alternate."""
     table: dict[int, tuple[CodecCost, ...]] = {at.cut: (RAW, *at.codecs) for at in codecs}
     last = world.profile.last_split
     if world.client is not None:
@@ -211,6 +227,57 @@ def every_choice(world: World, codecs: tuple[CutCodecs, ...]) -> Iterator[Choice
                         yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
 
 
+def _job_bounds(world: World, every: Sequence[Choice]) -> list[float]:
+    later = (epoch_bound(world, choice, _most_kept(world, choice)) for choice in every)
+    first = (epoch_bound(world, choice, 0.0) for choice in every)
+    return [one + (world.job.epochs - 1) * other for one, other in zip(first, later, strict=True)]
+
+
+def alternations(world: World, every: Sequence[Choice], below: float) -> list[tuple[float, Choice]]:
+    """Return the :data:`PAIRS` pairs of choices with the lowest bounds, and these; of each pair at its best share.
+
+    Both keep the same, so that their batches can alternate.
+
+    Args:
+        world: the truth.
+        every: choices of one split.
+        below: seconds of a job that nobody wants to know if it takes longer.
+    """
+    groups: dict[tuple[Mode, int, CodecCost], list[Choice]] = {}
+    for choice in every:
+        if choice.mode in ("recompute", "keep here"):
+            groups.setdefault((choice.mode, choice.cut, choice.codec), []).append(choice)
+    steps = np.arange(1, STEPS)[:, None, None] / STEPS
+    found: list[tuple[float, Choice]] = []
+    for choices in groups.values():
+        share = _most_kept(world, choices[0])
+        epochs = [np.array([busy(world, choice, kept) for choice in choices]) for kept in (0.0, share)]
+        for number, choice in enumerate(choices[1:], 1):
+            first, later = (
+                ((1 - steps) * work[number] + steps * work[None, :number]).max(axis=2) for work in epochs
+            )
+            bounds = world.job.samples * (first + (world.job.epochs - 1) * later)
+            best = bounds.argmin(axis=0)
+            found += [
+                (float(bounds[step, at]), _both(choice, choices[at], float(steps[step, 0, 0])))
+                for at, step in enumerate(best.tolist())
+                if bounds[step, at] < below and choices[at].split != choice.split
+            ]
+        found = heapq.nsmallest(PAIRS, found, key=lambda one: one[0])
+    return found
+
+
+def _both(one: Choice, other: Choice, share: float) -> Choice:
+    """``one`` with this share of its batches as ``other`` has them."""
+    if share > 0.5:
+        one, other, share = other, one, 1 - share
+    return replace(
+        one,
+        alternation=Alternation(split=one.split, other=other.split, share=share),
+        other_wire=other.wire,
+    )
+
+
 def best_of(world: World, codecs: tuple[CutCodecs, ...], known: float) -> tuple[float, Choice | None, int]:
     """Return the seconds of the best choice, the choice, and how many were replayed.
 
@@ -222,14 +289,13 @@ def best_of(world: World, codecs: tuple[CutCodecs, ...], known: float) -> tuple[
         codecs: that may be used.
         known: seconds of a choice that was replayed already.
     """
-    bounds = []
-    for number, choice in enumerate(every_choice(world, codecs)):
-        later = epoch_bound(world, choice, _most_kept(world, choice))
-        first = epoch_bound(world, choice, 0.0)
-        bounds.append((first + (world.job.epochs - 1) * later, number, choice))
-    bounds.sort(key=lambda one: one[:2])
+    every = list(every_choice(world, codecs))
+    bounds = list(zip(_job_bounds(world, every), every, strict=True))
+    if world.job.alternate:
+        bounds += alternations(world, every, known * (1 - ENOUGH))
+    bounds.sort(key=lambda one: one[0])
     best, found, replayed = known, None, 0
-    for bound, _, choice in bounds:
+    for bound, choice in bounds:
         if bound >= best * (1 - ENOUGH):
             break
         replayed += 1

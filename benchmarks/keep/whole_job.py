@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.keep.epochs import Epoch
+from benchmarks.keep.epochs import Epoch, alone
 from benchmarks.keep.machines import Machines, SideCache
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import RAW
@@ -98,7 +98,23 @@ def epoch_bound(world: World, choice: Choice, share: float) -> float:
 
     It is the longest of what the link, the server's processors and the trainer's have to do; reading is left out.
     """
-    profile, job = world.profile, world.job
+    work = busy(world, alone(choice, choice.split), share)
+    if choice.alternation is not None:
+        part, other = choice.alternation.share, choice.alternation.other
+        its = busy(world, alone(choice, other), share)
+        work = [(1 - part) * one + part * two for one, two in zip(work, its, strict=True)]
+    return world.job.samples * max(work)
+
+
+def busy(world: World, choice: Choice, share: float) -> list[float]:
+    """Return the seconds of a sample at one split for each resource, in one order for all splits.
+
+    Args:
+        world: the job and its machines.
+        choice: without an alternation.
+        share: part of the samples that is kept.
+    """
+    profile = world.profile
     server, client, split = profile.server_tier, profile.client_tier, choice.split
     crossing = 1.0 if choice.mode == "keep there" else 1 - share
     made = 1 - share
@@ -120,4 +136,4 @@ def epoch_bound(world: World, choice: Choice, share: float) -> float:
         parts += [compute / tier.devices, overhead / tier.processors]
     encoded = 0.0 if choice.wire == RAW else made * profile.sent_bytes(split) / choice.wire.encode
     parts.append((serving + encoded) / server.processors)
-    return job.samples * max(parts)
+    return parts

@@ -20,7 +20,7 @@ from benchmarks.keep.disks import Disk
 from benchmarks.keep.filling import RUNS as FILLS
 from benchmarks.keep.filling import counted_forecast, fill_table
 from benchmarks.keep.grid import HELD, TRIAL, KeepCell, codecs_of, recorded, world_of
-from benchmarks.keep.judging import best_of, every_choice, judge
+from benchmarks.keep.judging import alternations, best_of, every_choice, judge
 from benchmarks.keep.machines import Machines
 from benchmarks.keep.one_machine import RUNS as MACHINES
 from benchmarks.keep.one_machine import errors_of, machine_table
@@ -92,12 +92,17 @@ def test_a_run_begins_with_estimates_that_are_off_and_pays_what_is_true(small: N
 def test_nothing_better_is_left_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all choices, each replayed to its end, none is better than the best that was found."""
     cell = replace(CELL, epochs=3, speed=10, bandwidth=1e9)
-    world = world_of(cell)
+    alternating = world_of(cell)
+    world = replace(alternating, job=replace(alternating.job, alternate=False))
     monkeypatch.setattr(judging, "ENOUGH", 0.0)
     seconds, choice, replayed = best_of(world, (), float("inf"))
     every = list(every_choice(world, ()))
     truth = min(replay(world, lambda m, e, c=c: c).seconds for c in every)  # type: ignore[misc]
     assert seconds == truth and choice in every and replayed < len(every)
+    pairs = alternations(alternating, every, float("inf"))
+    assert all(one.alternation is not None and one.alternation.share <= 0.5 for _, one in pairs)
+    assert all(bound <= replay(alternating, lambda m, e, c=c: c).seconds for bound, c in pairs[:3])  # type: ignore[misc]
+    assert best_of(alternating, (), seconds)[0] <= seconds
 
 
 def choice_record(**changes: Any) -> dict[str, Any]:

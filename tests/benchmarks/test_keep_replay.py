@@ -17,6 +17,7 @@ from benchmarks.keep.whole_job import World, epoch_bound, replay
 from hapi.profiler.profile import Job, LinkProfile
 from hapi.profiler.reuse.facts import RAW
 from hapi.profiler.reuse.job_cost import LINE_BYTES, Choice
+from hapi.profiler.stages.alternation import Alternation
 
 FAST = LinkProfile(bits_per_second=1e15, variation=0.0, request_seconds=0.0)
 JOB = Job(bs=20, samples=1000, epochs=5, request_size=20)
@@ -109,6 +110,17 @@ def test_samples_at_split_0_are_decoded_by_the_trainer() -> None:
     assert found == pytest.approx(1000 * (0.004 + 0.01), rel=0.02)  # its only core also computes
 
 
+def halves(choice: Choice) -> Choice:
+    return replace(choice, split=1, alternation=Alternation(split=1, other=0, share=0.5))
+
+
+def test_batches_of_two_splits_keep_both_tiers_at_work() -> None:
+    tiers = {"server_tier": free_tier("cpu"), "client_tier": free_tier("cpu")}
+    assert epoch_seconds(**tiers) == pytest.approx(10.0, rel=0.01)
+    assert epoch_seconds(replace(PLAIN, split=0), **tiers) == pytest.approx(10.0, rel=0.02)
+    assert epoch_seconds(halves(PLAIN), **tiers) == pytest.approx(5.0, rel=0.15)
+
+
 def world(disk: Disk = QUICK, budget: int = 1 << 40, epochs: int = 5) -> World:
     profile = crafted(
         [10_000, 1_000], [0.01, 0.0], link=FAST, server=free_server(concurrency=2), step_seconds=0.001
@@ -146,9 +158,11 @@ def test_no_replay_is_shorter_than_the_bound(mode: str) -> None:
         if (mode, split) in (("keep samples", 1), ("keep there", 0)):
             continue
         truth = replace(world(), server=SideCache(disk=QUICK, budget=1 << 40))
-        found = replay(truth, lambda machines, epoch, c=choice: c)  # type: ignore[misc]
-        assert found.first_epoch_seconds >= epoch_bound(truth, choice, 0.0)
-        assert found.last_epoch_seconds >= epoch_bound(truth, choice, found.kept_share)
+        both = [halves(choice)] if mode in ("recompute", "keep here") else []
+        for one in (choice, *both):
+            found = replay(truth, lambda machines, epoch, c=one: c)  # type: ignore[misc]
+            assert found.first_epoch_seconds >= epoch_bound(truth, one, 0.0)
+            assert found.last_epoch_seconds >= epoch_bound(truth, one, found.kept_share)
 
 
 def test_a_job_that_takes_too_long_is_left() -> None:
