@@ -181,7 +181,8 @@ def alternation_of(profile: Profile, job: Job, splits: tuple[int, ...]) -> Alter
     """Return the two of ``splits`` whose batches should alternate; None where one split is as good, or must do."""
     if not job.alternate or len(splits) < 2:
         return None
-    return best_alternation([pipeline_at(profile, job, s) for s in splits], profile.link.bits_per_second)
+    found = best_alternation([pipeline_at(profile, job, s) for s in splits], profile.link.bits_per_second)
+    return None if found is None else found.alternation
 
 
 def seconds_at(profile: Profile, job: Job, at: Alternation) -> float:

@@ -81,9 +81,10 @@ def test_it_is_never_chosen_for_less_than_it_must_gain_and_no_pair_gains_more(
 ) -> None:
     bits = profile.link.bits_per_second
     every = [pipeline_at(profile, job, split) for split in range(profile.last_split + 1)]
-    found, alone = best_alternation(every, bits), min(one.epoch(bits) for one in every)
-    if found is None:
+    epochs, alone = best_alternation(every, bits), min(one.epoch(bits) for one in every)
+    if epochs is None:
         return
+    found = epochs.alternation
     batches = -(-job.samples // job.bs)
     assert 0 < found.share <= 0.5 and found.share * batches >= 1
     seconds = seconds_at(profile, job, found)

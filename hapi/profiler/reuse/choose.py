@@ -241,17 +241,17 @@ def _alternating(
         return None
     choice = best.choice
     pricer = JobPricer(profile, job, facts, choice)
-    wires = {s: choice.wire_of(s) or facts.wire_at(s)[0] for s in splits if not choice.cut or s <= choice.cut}
-    pipelines = [pricer.at_split(split, wire, pricer.kept_before) for split, wire in wires.items()]
+    wires = [(s, wire) for s in splits if not choice.cut or s <= choice.cut for wire in facts.wire_at(s)]
+    pipelines = [pricer.at_split(split, wire, pricer.kept_before) for split, wire in wires]
     found = best_alternation(pipelines, profile.link.bits_per_second)
     if found is None:
         return best
+    wire, other_wire = (
+        next(wire for (_, wire), pipeline in zip(wires, pipelines, strict=True) if pipeline is one)
+        for one in (found.one, found.other)
+    )
     both = replace(
-        choice,
-        split=found.split,
-        wire=wires[found.split],
-        alternation=found,
-        other_wire=wires[found.other],
+        choice, split=found.one.split, wire=wire, alternation=found.alternation, other_wire=other_wire
     )
     cost = JobPricer(profile, job, facts, both).job_cost(prices)
     return cost if cost.seconds < best.seconds else best

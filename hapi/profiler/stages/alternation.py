@@ -50,26 +50,31 @@ class Alternating:
 
     def __init__(self, one: Pipeline, other: Pipeline, share: float) -> None:
         """Mix two splits of one job; ``share``: part of the batches that run like ``other``."""
-        self._one, self._other, self._share = one, other, share
+        self.one, self.other, self._share = one, other, share
         self.job: Job = one.job
         self.disk = self._mean(one.disk, other.disk)
         """Seconds of this side's disk for a sample."""
         self.sent_bytes = self._mean(one.sent_bytes, other.sent_bytes)
+
+    @property
+    def alternation(self) -> Alternation:
+        """The splits and the share."""
+        return Alternation(split=self.one.split, other=self.other.split, share=self._share)
 
     def _mean(self, one: float, other: float) -> float:
         return (1 - self._share) * one + self._share * other
 
     def fill(self, bs: int, bits: float) -> float:
         """Seconds from the first request to the whole batch."""
-        return self._mean(self._one.fill(bs, bits), self._other.fill(bs, bits))
+        return self._mean(self.one.fill(bs, bits), self.other.fill(bs, bits))
 
     def cycle(self, bs: int, bits: float) -> float:
         """Seconds from one batch to the next: the busiest resource, which has the work of both."""
-        return self._one.loads(bs, bits).mixed(self._other.loads(bs, bits), self._share).cycle()
+        return self.one.loads(bs, bits).mixed(self.other.loads(bs, bits), self._share).cycle()
 
     def client(self, bs: int) -> float:
         """Seconds of a batch on this side."""
-        return self._mean(self._one.client(bs), self._other.client(bs))
+        return self._mean(self.one.client(bs), self.other.client(bs))
 
     def epoch(self, bits: float) -> float:
         """Seconds of an epoch."""
@@ -77,18 +82,18 @@ class Alternating:
 
     def server_epoch(self) -> float:
         """Seconds of the whole server that an epoch takes."""
-        return self._mean(self._one.server_epoch(), self._other.server_epoch())
+        return self._mean(self.one.server_epoch(), self.other.server_epoch())
 
 
-def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternation | None:
+def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternating | None:
     """Return the two splits and the share that make an epoch shortest.
 
     Args:
-        pipelines: the splits that may be taken, of one job; at least one.
+        pipelines: the splits that may be taken, of one job, each once for every codec on the wire; at least one.
         bits: the link's bits per second.
 
     Returns:
-        The alternation; None where it saves less than :data:`GAIN` of the best split's epoch.
+        The epochs; None where they save less than :data:`GAIN` of the best split's.
     """
     job = pipelines[0].job
     bs, batches = min(job.bs, job.samples), -(-job.samples // job.bs)
@@ -98,7 +103,7 @@ def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternation 
     for number, (one, own) in enumerate(useful):
         for other, its in useful[:number]:
             # No share makes a resource less busy than the better of the two does.
-            if max(map(min, own, its)) >= shortest:
+            if one.split == other.split or max(map(min, own, its)) >= shortest:
                 continue
             fewest = max(1, -(-STEPS // min(1 + min(one.depth, other.depth), batches)))
             for steps in range(fewest, STEPS - fewest + 1):
@@ -110,10 +115,10 @@ def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternation 
     _, one, other, steps = found
     if 2 * steps > STEPS:
         one, other, steps = other, one, STEPS - steps
-    epoch = Alternating(one, other, steps / STEPS).epoch(bits)
-    if epoch > (1 - GAIN) * min(pipeline.epoch(bits) for pipeline in pipelines):
+    both = Alternating(one, other, steps / STEPS)
+    if both.epoch(bits) > (1 - GAIN) * min(pipeline.epoch(bits) for pipeline in pipelines):
         return None
-    return Alternation(split=one.split, other=other.split, share=steps / STEPS)
+    return both
 
 
 def _useful(splits: Sequence[tuple[Pipeline, Loads]]) -> list[tuple[Pipeline, Loads]]:
