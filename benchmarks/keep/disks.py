@@ -54,6 +54,8 @@ class DiskAtWork:
         """Nothing was written yet."""
         self.arm = Pool(clock)
         self._disk, self._written = disk, 0.0
+        self.on_its_way = 0.0
+        """Bytes that were handed over, and are not written."""
         self.last_seconds = 0.0
         """Seconds of what was handed over last."""
 
@@ -65,7 +67,14 @@ class DiskAtWork:
         """Write, then let ``then`` come."""
         self.last_seconds = self._disk.writing(nbytes, self._written)
         self._written += nbytes
-        self.arm.use(self.last_seconds, then)
+        self.on_its_way += nbytes
+
+        def written() -> None:
+            """Note it."""
+            self.on_its_way -= nbytes
+            then()
+
+        self.arm.use(self.last_seconds, written)
 
 
 class Shelf:
@@ -185,7 +194,10 @@ class CacheAtWork:
             self._cores.use(copied, then)
 
     def flush(self, then: Then) -> None:
-        """Let ``then`` come when the line is empty, or after the longest wait for it; the disk is not waited for."""
+        """Let ``then`` come when the line is empty, or at once where the disk is far behind; it is not waited for."""
+        if self.disk.on_its_way > LINE_BYTES:
+            then()
+            return
         self._flushed = then
         self._clock.after(FLUSH_SECONDS, lambda: self._end_flush(then))
         self._go_on()

@@ -39,7 +39,7 @@ MODEL, FREEZE, SIDE = "shufflenet_v2_x0_5", 1, 224
 SAMPLE_BYTES = 24 * 112 * 112 * 4
 """Bytes at that cut, after a layer that is quickly computed."""
 BATCH = 16
-EPOCHS = 20
+EPOCHS = 100
 """Most of a fill."""
 RUN_SECONDS = 900.0
 _LOOK_SECONDS = 0.05

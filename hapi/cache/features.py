@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from hapi.cache.folder import CacheFolder
 from hapi.cache.key_file import KeyFile
 from hapi.cache.memory_rows import MemoryRows
 from hapi.cache.records import RecordCache
+from hapi.cache.writing.put_rates import PutRates
 from hapi.cache.writing.record_codec import PassTimes, RecordCodec
 from hapi.closing import Closing
 from hapi.codecs.choose import RAW, CodecFigures
@@ -287,9 +287,10 @@ class FeatureCache(Closing):
             nbytes += int(lengths.sum())
         return nbytes
 
-    def hurried(self) -> AbstractContextManager[None]:
-        """Let no put wait for the disk in the block, of any thread."""
-        return self._records.puts.hurried()
+    @property
+    def puts(self) -> PutRates:
+        """The rates of puts, and how far they may wait for the disk."""
+        return self._records.puts
 
     def flush(self) -> None:
         """Make what was put available to other processes, present and future. Never raises."""

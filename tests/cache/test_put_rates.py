@@ -47,7 +47,7 @@ def test_a_disk_that_is_waited_for_was_at_work_all_the_time(disk: Disk) -> None:
     disk.now += 0.5
     disk.put(200, 0.25)
     disk.wait(3.0)
-    assert disk.rates.rate == pytest.approx(100) and disk.rates.waits.rate == pytest.approx(100)
+    assert disk.rates.rate == pytest.approx(100) and disk.rates.waits.rate == pytest.approx(400 / 3)
     assert disk.rates.waited_seconds == pytest.approx(3.0)
 
 
@@ -68,7 +68,7 @@ def test_what_was_closed_before_it_was_full_counts_where_the_disk_was_still_at_w
     disk.now += 1.0
     disk.put(100)
     disk.wait(3.0)  # 400 bytes in 4 s, where this segment alone would be 100 in 3
-    assert disk.rates.waits.rate == pytest.approx((100 + 100) / (1.0 + 1.0))
+    assert disk.rates.rate == pytest.approx((100 + 100) / (1.0 + 1.0))
 
 
 def test_a_long_pause_does_not_make_the_disk_slower(disk: Disk) -> None:
@@ -96,7 +96,20 @@ def test_a_hurried_put_waits_no_longer(disk: Disk, monkeypatch: pytest.MonkeyPat
     disk.rates.close()
     disk.put(100)
     disk.wait(2.0)
-    assert disk.rates.waits.rate == pytest.approx(200 / 2.0), "both were on their way"
+    assert disk.rates.rate == pytest.approx(200 / 2.0), "both were on their way"
+
+
+def test_a_put_may_not_go_on_where_too_much_is_on_its_way(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[bool] = []
+    monkeypatch.setattr(put_rates, "wait_written", lambda *_: waits.append(disk.rates.waits_now))
+    disk.put(1000)
+    disk.rates.close()
+    disk.put(100)
+    with disk.rates.hurried(999):
+        disk.rates.wait(-1, 20)
+    assert waits == [True] and not disk.rates.waits_now
 
 
 def test_a_cache_behind_hands_its_bytes_to_the_disk_at_once(

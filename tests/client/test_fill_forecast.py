@@ -10,12 +10,12 @@ import pytest
 from hapi.arrays import IntArray
 from hapi.cache.disk_rates import WriterPace
 from hapi.client.caching.counts import KeptCounts
-from hapi.client.caching.fill_forecast import FillForecast, FillState, _epoch, seconds_left
+from hapi.client.caching.fill_forecast import FillForecast, FillState, seconds_left
 
 MB = 1_000_000
 STATE = FillState(
     wanted=400 * MB, waiting=0, coming=400 * MB, coming_seconds=8.0, epoch_seconds=8.0, batch=MB, line=64 << 20,
-    pace=WriterPace(0.0, 0.0), segment=64 * MB, in_segment=0, behind=0.0,
+    pace=WriterPace(0.0, 0.0), segment=64 * MB, in_segment=0,
 )  # fmt: skip
 
 
@@ -25,25 +25,11 @@ def test_a_disk_that_never_waits_fills_with_the_epoch() -> None:
     assert seconds_left(replace(STATE, wanted=200 * MB)) == pytest.approx(4.0)  # the budget ends it
 
 
-def test_a_slow_disk_takes_its_time() -> None:
-    """The writer waits for each 64 MB, which the disk begins with as they come, but not at the end of an epoch."""
-    slow = replace(STATE, coming_seconds=20.0, wanted=800 * MB, coming=800 * MB, line=1 << 40)
-    slow = replace(slow, pace=WriterPace(0.0, 1 / (20.0 * MB)))
-    assert seconds_left(replace(slow, wanted=400 * MB)) == pytest.approx(6 * 64 / 20)
-    assert seconds_left(replace(slow, wanted=400 * MB, behind=0.5)) == pytest.approx(6 * 64 / 20 + 0.5)
-    assert seconds_left(slow) == pytest.approx(20.0)
-
-
-def test_an_epoch_begins_behind_what_the_one_before_has_left_to_the_disk() -> None:
-    state = replace(
-        STATE, wanted=96 * MB, coming=48 * MB, coming_seconds=1.0, epoch_seconds=1.0, segment=40 * MB,
-        pace=WriterPace(0.0, 1 / (16.0 * MB)),
-    )  # fmt: skip
-    kept, seconds, behind = _epoch(state)
-    assert (kept, seconds, behind) == pytest.approx((48 * MB, 1.0, 48 / 16 - 1.0))
-    assert _epoch(replace(state, behind=behind)) == pytest.approx((48 * MB, 1.0, 96 / 16 - 2.0))
-    kept, _, _ = _epoch(replace(state, behind=10.0))
-    assert kept == pytest.approx(40 * MB), "too much is on its way"
+def test_a_slow_disk_takes_its_time_within_the_epoch_and_its_end() -> None:
+    """The writer waits six times for 64 MB, the first of which came in 1.28 s; nobody waits for the last 16 MB."""
+    assert seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (49.9 * MB)))) == pytest.approx(
+        1.28 + 6 * 64 / 49.9
+    )
 
 
 def test_a_writer_that_works_slower_than_features_come_takes_its_time() -> None:
@@ -53,21 +39,20 @@ def test_a_writer_that_works_slower_than_features_come_takes_its_time() -> None:
     short = seconds_left(slow)
     assert short is not None and 8.0 <= short < 10.0
     both = seconds_left(replace(slow, line=1 << 40, pace=WriterPace(20e-9, 1 / (64.0 * MB))))
-    assert both == pytest.approx(8.0), "the disk is at work while the writer is"
+    assert both == pytest.approx(8.0 + 6)
 
 
 def test_what_an_epoch_leaves_out_comes_in_the_next_one() -> None:
     slow = seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (15.0 * MB))))
     faster = seconds_left(replace(STATE, pace=WriterPace(0.0, 1 / (30.0 * MB))))
     assert slow is not None and faster is not None
-    assert 8.0 < faster < slow < 400 / 15  # in epochs of 8 s
+    assert 16.0 < faster < slow < 40.0  # in epochs of 8 s
 
 
 def test_a_line_that_takes_few_batches_keeps_less_of_an_epoch() -> None:
-    """So that what one epoch nearly brings takes a second one of a minute."""
-    slow = replace(STATE, wanted=190 * MB, epoch_seconds=60.0, pace=WriterPace(0.0, 1 / (15.0 * MB)))
+    slow = replace(STATE, pace=WriterPace(0.0, 1 / (15.0 * MB)))
     fine, coarse = seconds_left(slow), seconds_left(replace(slow, batch=60 * MB))
-    assert fine is not None and coarse is not None and fine < 13 < 60 < coarse
+    assert fine is not None and coarse is not None and coarse > fine
 
 
 def test_a_fill_that_does_not_end_has_no_forecast() -> None:
@@ -136,9 +121,9 @@ def test_each_part_that_is_kept_makes_a_forecast() -> None:
 
 
 def test_the_rate_that_the_disk_has_by_then_counts() -> None:
-    run = Fill(cache=Cache(sample_bytes=10 * MB, write=2000.0 * MB))
+    run = Fill(cache=Cache(write=200.0 * MB))
     run.epoch(50, 50)
-    run.cache.write = 100.0 * MB  # its fast part is full
+    run.cache.write = 10.0 * MB  # its fast part is full
     run.epoch(50, 25)
     found = run.forecast.to_json()
     assert found is not None and found["seconds"] is None

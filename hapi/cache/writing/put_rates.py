@@ -26,12 +26,15 @@ class PutRates:
         self._behind, self._waited = behind, False
         self._written = RateMeter()
         self.waits = RateMeter()
-        """Seconds of the disk alone, with the bytes of segments."""
+        """Waits for the disk alone, with the bytes of segments."""
         self.waited_seconds = 0.0
         """Seconds of all waits for it."""
         self._bytes, self._seconds, self._since = 0, 0.0, 0.0
         """Of the open segment: bytes and seconds of its puts, and the time of the first one."""
         self._hurried = threading.Event()
+        self._most_on_its_way = LINE_BYTES
+        self.waits_now = False
+        """True while a put waits for the disk."""
         self._closed_bytes, self._closed_since = 0, 0.0
         """Bytes of segments that were closed since the last wait, and the time of their first put."""
 
@@ -58,13 +61,15 @@ class PutRates:
             self._written.add(nbytes, seconds)
 
     @contextmanager
-    def hurried(self) -> Iterator[None]:
-        """Let no put wait for the disk in the block, of any thread, unless much is on its way there already."""
+    def hurried(self, on_its_way: int = LINE_BYTES) -> Iterator[None]:
+        """Let no put wait for the disk in the block, of any thread, unless more bytes are on their way there."""
+        self._most_on_its_way = on_its_way
         self._hurried.set()
         try:
             yield
         finally:
             self._hurried.clear()
+            self._most_on_its_way = LINE_BYTES
 
     def wait(self, descriptor: int, nbytes: int) -> None:
         """Let a full segment reach the disk: else the page cache takes all for a while, and then nothing.
@@ -80,24 +85,28 @@ class PutRates:
             OSError: the file's.
         """
         began = time.monotonic()
-        for start in range(0, nbytes, _SLICE):
-            if self._hurried.is_set() and self._closed_bytes <= LINE_BYTES:
-                self.waited_seconds += time.monotonic() - began
-                return
-            wait_written(descriptor, start, min(_SLICE, nbytes - start))
-        os.fsync(descriptor)
+        self.waits_now = True
+        try:
+            for start in range(0, nbytes, _SLICE):
+                if self._hurried.is_set() and self._closed_bytes <= self._most_on_its_way:
+                    self.waited_seconds += time.monotonic() - began
+                    return
+                wait_written(descriptor, start, min(_SLICE, nbytes - start))
+            os.fsync(descriptor)
+        finally:
+            self.waits_now = False
         ended = time.monotonic()
         waited = ended - began
-        disk, whole = waited, self._seconds + waited
-        if waited >= _AT_WORK * (ended - self._since):
+        whole = self._seconds + waited
+        if waited > 0 and waited >= _AT_WORK * (ended - self._since):
             rates = [self._bytes / (ended - self._since)]
             if self._closed_bytes:
                 rates.append((self._bytes + self._closed_bytes) / (ended - self._closed_since))
-            disk = whole = self._bytes / max(rates)
+            whole = self._bytes / max(rates)
         if not self._waited:
             self._written = RateMeter()
         self._written.add(self._bytes, whole)
-        self.waits.add(self._bytes, disk)
+        self.waits.add(self._bytes, waited)
         self.waited_seconds += waited
         self._waited, self._bytes, self._seconds, self._closed_bytes = True, 0, 0.0, 0
 

@@ -77,18 +77,16 @@ class FillState:
     pace: WriterPace
     """Seconds of the writer for a byte."""
     segment: float
-    """Bytes after which the writer waits for the disk; an epoch's end begins a new one, and waits for nothing."""
+    """Bytes after which the writer waits for the disk; for those after an epoch's last such wait nobody does."""
     in_segment: float
     """Bytes that were written since the last wait."""
-    behind: float
-    """Seconds for which the disk is at work on what was written."""
 
 
 def seconds_left(state: FillState) -> float | None:
     """Return the seconds until the last wanted byte is kept; None when there is no end to it."""
     spent = 0.0
     for _ in range(MAX_EPOCHS):
-        kept, seconds, behind = _epoch(state)
+        kept, seconds, waiting = _epoch(state)
         left = state.wanted - kept
         if left <= 1e-9 * state.wanted:
             return spent + seconds
@@ -98,50 +96,49 @@ def seconds_left(state: FillState) -> float | None:
         state = replace(
             state,
             wanted=left,
-            waiting=0.0,
+            waiting=min(waiting, left),
             coming=left,
             coming_seconds=state.epoch_seconds,
             in_segment=0.0,
-            behind=behind,
         )
     return None
 
 
 def _epoch(state: FillState) -> tuple[float, float, float]:
-    """Return the bytes that an epoch adds, its seconds until all is kept or it ends, and those the disk is behind.
+    """Return the bytes that an epoch adds, its seconds until all is kept or until it ends, and what waits then.
 
-    The writer fills a segment with what waits and what comes, as fast as it works or as that comes, then waits until
-    the disk has it; what comes meanwhile waits in the line as far as that goes. At an epoch's end it puts what the line
-    has without a wait, as far as not too much is on its way, and leaves the disk at work on it.
+    The writer fills a segment with what waits and what comes, as fast as it works or as that comes, then waits for the
+    disk; what comes meanwhile waits in the line as far as that goes, and in the next epoch if this one is over.
     """
     seconds = max(state.coming_seconds, 1e-9)
     segment = max(1.0, state.segment)
-    works = 1 / max(_NO_WORK, state.pace.work)
+    wait, works = segment * state.pace.wait, 1 / max(_NO_WORK, state.pace.work)
     # One of the batches is in the writer's hands, of which half was written in the mean.
     most_waits = (max(1, state.line // max(1.0, state.batch)) - 0.5) * state.batch
-    comes = state.coming / seconds
-    at, kept, waiting, behind = 0.0, 0.0, state.waiting, state.behind
+    at, kept, waiting = 0.0, 0.0, state.waiting
     need = max(0.0, segment - state.in_segment)
-    while at < seconds:
+    # After the epoch the writer goes on with what is the last that is wanted.
+    while at < seconds or kept + waiting >= state.wanted * (1 - 1e-9):
+        comes = state.coming / seconds if at < seconds else 0.0
         takes = works if waiting > _NOTHING or comes >= works else comes
-        if takes <= 0:  # all has come before
+        if takes <= 0:  # the epoch has brought all, and the line is empty
             break
         need, waits = min(need, state.wanted - kept), waiting
-        step = min(need / takes, seconds - at)
+        step = need / takes
         if takes > comes and waiting > 0:
             step = min(step, waiting / (takes - comes))
+        if at < seconds:
+            step = min(step, seconds - at)
         at, kept, need = at + step, kept + takes * step, need - takes * step
-        behind = max(0.0, behind + takes * step * state.pace.wait - step)
         waiting = max(0.0, min(max(most_waits, waits), waits + (comes - takes) * step))
         if kept >= state.wanted * (1 - 1e-9):
-            return kept, at, behind
+            return kept, at, 0.0
         if need <= _NOTHING:
-            wait = min(behind, seconds - at)
-            waiting = min(max(most_waits, waiting), waiting + comes * wait)
-            at, behind, need = at + wait, behind - wait, segment
-    on_its_way = behind / state.pace.wait if state.pace.wait else 0.0
-    left = min(waiting, state.wanted - kept, max(0.0, state.line + segment - on_its_way))
-    return kept + left, max(at, seconds) + left / works, behind + left * state.pace.wait
+            came = comes * min(wait, max(0.0, seconds - at))
+            waiting = min(max(most_waits, waiting), waiting + came)
+            at += wait
+            need = segment
+    return kept, max(at, seconds), waiting
 
 
 class FillForecast:
@@ -205,8 +202,7 @@ class FillForecast:
         rate_of_coming = (self._offered - self._first) / max(1e-9, now - self._first_at)
         counts, each = self._passes[-1], cache.stored_bytes
         to_come = max(0, self._coming - self._offered)
-        segment, pace = max(1, cache.segment_bytes), cache.writer_pace()
-        in_segment = counts.kept * each % segment
+        segment = max(1, cache.segment_bytes)
         left = seconds_left(
             FillState(
                 wanted=(self._wanted - kept) * each,
@@ -216,10 +212,9 @@ class FillForecast:
                 epoch_seconds=self._epoch_seconds or self._samples / rate_of_coming,
                 batch=samples * each,
                 line=LINE_BYTES * each / max(1, cache.sample_bytes),
-                pace=pace,
+                pace=cache.writer_pace(),
                 segment=segment,
-                in_segment=in_segment,
-                behind=in_segment * pace.wait,
+                in_segment=counts.kept * each % segment,
             )
         )
         if left is not None:

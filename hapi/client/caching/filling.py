@@ -7,6 +7,9 @@ misses them, computes them again and may keep them then.
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +26,10 @@ from hapi.client.caching.sources import byte_rows
 from hapi.trace import Tracer
 
 FLUSH_SECONDS = 30.0
-"""Longest time for which a flush waits for a disk."""
+"""Longest time for which a flush waits for the writer."""
+GRACE_SECONDS = 0.25
+"""Seconds of a wait for the disk from which on it counts as slow."""
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +58,27 @@ class Filling:
             self.overrun = True
             counts.wrote(0, 0, len(rows.ids))
 
-    def flush(self, caches: Iterable[FeatureCache], seconds: float = FLUSH_SECONDS) -> None:
-        """Put what waits and make it available to other processes; returns after ``seconds`` in any case.
+    def flush(self, caches: Iterable[FeatureCache], *, last: bool = False) -> None:
+        """Put what waits and make it available to other processes, unless the disk is far behind.
 
-        That is no more than the line holds, so the page cache takes it, and the disk writes it in its own time.
+        The page cache takes it, and the disk writes it in its own time. Where much is on its way there already, the
+        line is left as it is: the disk is at work in any case, and the training need not wait for it.
+
+        Args:
+            caches: those that were filled.
+            last: whether nothing comes after it, so that all is put, or dropped after :data:`FLUSH_SECONDS`.
         """
+        filled, deadline = list(caches), time.monotonic() + FLUSH_SECONDS
+        puts = [cache.puts for cache in filled]
         with contextlib.ExitStack() as hurried:
-            filled = list(caches)
-            for cache in filled:
-                hurried.enter_context(cache.hurried())
-            if not self._line.wait(seconds):
-                return
+            for one in puts:
+                hurried.enter_context(one.hurried(sys.maxsize) if last else one.hurried())
+            waits_since = math.inf
+            while not self._line.wait(_LOOK_SECONDS):
+                now = time.monotonic()
+                waits_since = min(waits_since, now) if any(one.waits_now for one in puts) else math.inf
+                if now >= deadline or (not last and now - waits_since > GRACE_SECONDS):
+                    return
         for cache in filled:
             cache.flush()
 

@@ -345,7 +345,7 @@ class Keeping(Closing):
         self.samples, self._trusted = {}, False
 
     def flush(self) -> None:
-        """Make what was kept available to other processes; waits for what is still to be written."""
+        """Make what was kept available to other processes, as far as the disk keeps up."""
         self._filling.flush(self._features.values())
         for cache in self._samples.values():
             cache.flush()
@@ -353,7 +353,7 @@ class Keeping(Closing):
     def close(self) -> None:
         """Flush, and give the folder back."""
         if self._trusted:
-            self._filling.flush(self._features.values())
+            self._filling.flush(self._features.values(), last=True)
         self._filling.close()
         for cache in self._features.values():
             cache.close()
