@@ -24,6 +24,7 @@ def test_a_server_finds_damage_before_a_job_does(tmp_path: Path) -> None:
         until(lambda: metric(server.port, "hapi_scrub_last_complete_timestamp") > 0, 60, "a whole pass")
         text = exchange(server.port, "GET", "/metrics").body.decode()
         assert 'hapi_scrub_damaged{dataset="damaged"} 1.0' in text and 'dataset="sound"' not in text
+        until(lambda: "scrub: damage in" in log.read_text(), 20, "the log's line")
         (line,) = [line for line in log.read_text().splitlines() if "scrub: damage in" in line]
         assert "damaged" in line and "fails its checksum" in line
     finally:

@@ -37,6 +37,12 @@ def logged(log: Path, **wanted: object) -> list[dict[str, Any]]:
     return [line for line in lines if all(line.get(k) == v for k, v in wanted.items())]
 
 
+def told(log: Path, count: int = 1, **wanted: object) -> list[dict[str, Any]]:
+    """The same once there are so many: a thread of the server's writes them, after the answers."""
+    until(lambda: len(logged(log, **wanted)) >= count, 20, f"a line with {wanted}")
+    return logged(log, **wanted)
+
+
 class Reloading:
     """A server with a file of tenants that is changed under it."""
 
@@ -168,7 +174,7 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
     with reloading(folder, tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as running:
         port = running.process.port
         assert shown_certificate(port, name) == old
-        (early,) = logged(running.log, event="certificate: renew it")  # they are made for two days
+        (early,) = told(running.log, event="certificate: renew it")  # they are made for two days
         assert early["level"] == "warning" and early["problem"].startswith("expires on 2")
         install(pairs[1][0], pairs[0][1])  # a key of another certificate
         assert "--tls-cert" in running.reload()["error"]
@@ -180,7 +186,7 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
             assert running.reload()["tls"] is True
             assert is_well(open_before), "connections that are open go on"
         assert shown_certificate(port, name) == new != old
-        assert len(logged(running.log, event="certificate: renew it")) == 2
+        assert len(told(running.log, 2, event="certificate: renew it")) == 2
 
 
 def test_a_token_is_rotated(folder: Path, tmp_path: Path) -> None:
@@ -197,11 +203,11 @@ def test_a_token_is_rotated(folder: Path, tmp_path: Path) -> None:
         assert time.time() >= ends.timestamp()
         check_problem(running.ask("vision-first"), 401, "the token expired at 20")
         assert running.ask("vision-second").status == 200
-        assert logged(running.log, audit="unauthorized")
+        assert told(running.log, audit="unauthorized")
         assert "tenants whose tokens have all expired" not in running.log.read_text()
         tenants.write_text(f"vision: {old}\n")
         running.reload()
-        assert logged(running.log, event="tenants whose tokens have all expired")[0]["tenants"] == ["vision"]
+        assert told(running.log, event="tenants whose tokens have all expired")[0]["tenants"] == ["vision"]
 
 
 def test_a_signal_in_the_drain_changes_nothing(folder: Path, tmp_path: Path) -> None:
