@@ -30,7 +30,7 @@ class PutRates:
         self.waited_seconds = 0.0
         """Seconds of all waits for it."""
         self._bytes, self._seconds, self._since = 0, 0.0, 0.0
-        """Of the open segment: bytes and seconds of its puts, and the time of the first one."""
+        """Bytes and seconds of the open segment's puts, and the time of the first one."""
         self._hurried = threading.Event()
         self._most_on_its_way = LINE_BYTES
         self.waits_now = False

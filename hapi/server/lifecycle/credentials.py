@@ -19,7 +19,7 @@ from hapi.server.tenants.by_token import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_
 log = logging.getLogger("hapi.server")
 
 _MOST_BYTES = 1 << 20
-"""Of a file with certificates that are read for their validity."""
+"""Longest part of a file with certificates that is read for their validity."""
 
 
 @dataclass(frozen=True, kw_only=True)
