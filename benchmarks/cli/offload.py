@@ -100,8 +100,8 @@ BENCHMARKS = (
             number("--turns", count(1, 1000), "of each way (default 3; 7 of the goals')"),
             repeated("--way", "that takes part, such as memory, active, serial; may be repeated (default all)",
                 metavar="NAME"),
-            repeated("--batch", "of steps and swap: compute-bound, balanced, I/O-bound; may be repeated (default all)",
-                metavar="NAME"),
+            repeated("--batch", "of steps, swap, goals: compute-bound, balanced, I/O-bound; may be repeated (default "
+                "all)", metavar="NAME"),
             repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
                 count(600_000_000, 1 << 44)),
             option("--device", "cuda measures --part steps on a GPU, beside torchao, trainstream and DeepSpeed "

@@ -200,8 +200,12 @@ def _groups(
             BALANCED: (MEMORY, ACTIVE),
             IO: (MEMORY, ACTIVE, NAIVE, SERIAL),
         }
+        named = [regime for regime in compared if regime in regimes]
+        chosen = list(compared) if quick or not named else named
         found = [
-            OffloadGroup(part=part, tail=small, regime=regime, ways=ways) for regime, ways in compared.items()
+            OffloadGroup(part=part, tail=small, regime=regime, ways=compared[regime]) for regime in chosen
         ]
+        if len(chosen) < len(compared):
+            return found
         return [*found, OffloadGroup(part=part, tail=small, regime="when all fits", ways=(MEMORY, ASIDE))]
     return []

@@ -67,6 +67,9 @@ def test_groups_have_keys_of_their_own() -> None:
     groups = [*OffloadSettings().groups(), *OffloadSettings(parts=(GOALS,)).groups()]
     assert len({group.key for group in groups}) == len(groups) == 22
     assert all(group.tail == "8M" for group in OffloadSettings(quick=True).groups())
+    one = OffloadSettings(parts=(GOALS,), regimes=("I/O-bound",)).groups()
+    assert [group.regime for group in one] == ["I/O-bound"], "nobody waits for goals that were not named"
+    assert len(OffloadSettings(parts=(GOALS,)).groups()) == 4
     chosen = OffloadSettings(ways=(MEMORY, SERIAL))
     assert {group.ways for group in chosen.groups()} == {(MEMORY, SERIAL), (MEMORY,), (SERIAL,)}
     assert {cell.way for cell in chosen.size_cells()} == {MEMORY}
