@@ -16,6 +16,7 @@ from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
 from hapi.profiler.reuse.job_cost import JobPricer
 from hapi.profiler.stages.alternation import GAIN, STEPS, Alternating, Alternation, best_alternation
+from hapi.profiler.stages.pipeline import Pipeline
 from hapi.profiler.strategies import plan, seconds_at
 
 JOB = Job(bs=10, samples=1000, epochs=1, request_size=10)
@@ -72,6 +73,31 @@ def test_any_mix_of_a_split_with_itself_costs_what_it_costs(
     assert mixed.server_epoch() == pytest.approx(alone.server_epoch())
     assert (mixed.sent_bytes, mixed.disk) == pytest.approx((alone.sent_bytes, alone.disk))
     assert seconds_at(profile, job, Alternation.only(split)) == pytest.approx(alone.epoch(bits))
+
+
+@settings(deadline=None)
+@given(profiles(), jobs, st.tuples(*[st.sampled_from([0.0, 0.1, 1.0, 30.0])] * 3))
+def test_no_pair_is_cheaper(profile: Profile, job: Job, each: tuple[float, float, float]) -> None:
+    """Whatever bytes, the server's hours and the trainer's hours cost; batches as they follow each other."""
+    prices, bits = Prices(egress=each[0], server=each[1], trainer=each[2]), profile.link.bits_per_second
+    every = [pipeline_at(profile, job, split) for split in range(profile.last_split + 1)]
+    bs, batches = min(job.bs, job.samples), -(-job.samples // job.bs)
+
+    def money(epoch: Pipeline | Alternating, seconds: float) -> float:
+        return prices.of(job.samples * epoch.sent_bytes, epoch.server_epoch(), seconds)
+
+    found, alone = best_alternation(every, bits, prices), min(money(one, one.epoch(bits)) for one in every)
+    if found is None:
+        return
+    assert each[2] and money(found, found.epoch(bits)) <= (1 - GAIN) * alone * (1 + 1e-9)
+    best = money(found, batches * found.cycle(bs, bits))
+    for one in every:
+        for other in every:
+            depth = 1 + min(one.depth, other.depth)
+            for steps in range(1, STEPS // 2 + 1):
+                if one is not other and steps / STEPS * min(depth, batches) >= 1:
+                    both = Alternating(one, other, steps / STEPS)
+                    assert best <= money(both, batches * both.cycle(bs, bits)) * (1 + 1e-9)
 
 
 @settings(deadline=None)
@@ -175,8 +201,21 @@ def test_a_job_alternates_while_its_cache_fills(epochs: int) -> None:
     assert JobPricer(halves(), job, ReuseFacts(client=disk), found.choice).job_cost(Prices()) == found.cost
 
 
-def test_money_is_not_spent_on_a_second_split() -> None:
-    assert choose_reuse(halves(), JOB, ReuseFacts(), objective="money").alternation is None
+@pytest.mark.parametrize("prices", [Prices(egress=1), Prices(server=1), Prices(egress=2, server=3)])
+def test_money_that_no_second_costs_is_not_spent_on_a_second_split(prices: Prices) -> None:
+    assert choose_reuse(halves(), JOB, ReuseFacts(), prices=prices, objective="money").alternation is None
+
+
+def test_a_trainer_that_costs_by_the_hour_makes_alternating_cheaper() -> None:
+    facts, job = ReuseFacts(), replace(JOB, alternate=False)
+    by_time = choose_reuse(halves(), JOB, facts)
+    for prices in (Prices(trainer=5), Prices(trainer=5, server=1e-3)):
+        found = choose_reuse(halves(), JOB, facts, prices=prices, objective="money")
+        alone = choose_reuse(halves(), job, facts, prices=prices, objective="money")
+        assert found.alternation == by_time.alternation is not None
+        assert found.money < 0.6 * alone.money and alone.alternation is None
+    dear = choose_reuse(halves(), JOB, facts, prices=Prices(trainer=5, server=50), objective="money")
+    assert dear.alternation is None and dear.choice.split == 0  # the trainer computes all
 
 
 def test_splits_after_what_is_kept_do_not_alternate() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hapi import units
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.facts import CodecCost, Objective, Prices, ReuseFacts
+from hapi.profiler.reuse.facts import SECONDS, CodecCost, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
 from hapi.profiler.stages.alternation import Alternation, best_alternation
 
@@ -140,9 +140,9 @@ def choose_reuse(
     features = costs["keep here"]
     if features is not None:
         costs["keep here"] = _limited(profile, job, facts, prices, features, order)
-    if objective == "time" and job.alternate:
+    if job.alternate:
         for mode in ("recompute", "keep here"):
-            costs[mode] = _alternating(profile, job, facts, prices, costs[mode], taken)
+            costs[mode] = _alternating(profile, job, facts, prices, objective, costs[mode], taken)
     return _decided(job, facts, objective, costs, always)
 
 
@@ -233,17 +233,19 @@ def _alternating(
     job: Job,
     facts: ReuseFacts,
     prices: Prices,
+    objective: Objective,
     best: JobCost | None,
     splits: Sequence[int],
 ) -> JobCost | None:
-    """The same choice with the samples that are not kept computed at two splits, where that is faster."""
+    """The same choice with the samples that are not kept computed at two splits, where that is faster, or cheaper."""
     if best is None:
         return None
     choice = best.choice
     pricer = JobPricer(profile, job, facts, choice)
     wires = [(s, wire) for s in splits if not choice.cut or s <= choice.cut for wire in facts.wire_at(s)]
     pipelines = [pricer.at_split(split, wire, pricer.kept_before) for split, wire in wires]
-    found = best_alternation(pipelines, profile.link.bits_per_second)
+    counted = prices if objective == "money" else SECONDS
+    found = best_alternation(pipelines, profile.link.bits_per_second, counted)
     if found is None:
         return best
     wire, other_wire = (
@@ -254,7 +256,8 @@ def _alternating(
         choice, split=found.one.split, wire=wire, alternation=found.alternation, other_wire=other_wire
     )
     cost = JobPricer(profile, job, facts, both).job_cost(prices)
-    return cost if cost.seconds < best.seconds else best
+    order = _order(objective)
+    return cost if _better(order(cost), order(best)) else best
 
 
 def _decided(

@@ -213,3 +213,7 @@ class Prices:
             + server_seconds / 3600 * self.server
             + seconds / 3600 * self.trainer
         )
+
+
+SECONDS = Prices(trainer=3600.0)
+"""Prices at which money is the seconds that a job takes."""

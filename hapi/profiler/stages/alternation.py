@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from hapi.profiler.profile import Job
+from hapi.profiler.reuse.facts import SECONDS, Prices
 from hapi.profiler.stages.pipeline import Loads, Pipeline, epoch_of
 
 STEPS = 16
@@ -85,46 +86,68 @@ class Alternating:
         return self._mean(self.one.server_epoch(), self.other.server_epoch())
 
 
-def best_alternation(pipelines: Sequence[Pipeline], bits: float) -> Alternating | None:
-    """Return the two splits and the share that make an epoch shortest.
+class _Way(NamedTuple):
+    """One of the splits, with a codec on the wire."""
+
+    pipeline: Pipeline
+    loads: Loads
+    """Of a batch."""
+    extra: float
+    """Price of a batch beside its seconds."""
+
+
+def best_alternation(
+    pipelines: Sequence[Pipeline], bits: float, prices: Prices = SECONDS
+) -> Alternating | None:
+    """Return the two splits and the share that make an epoch shortest, or cheapest.
 
     Args:
         pipelines: the splits that may be taken, of one job, each once for every codec on the wire; at least one.
         bits: the link's bits per second.
+        prices: of what an epoch takes.
 
     Returns:
         The epochs; None where they save less than :data:`GAIN` of the best split's.
     """
-    job = pipelines[0].job
+    job, second = pipelines[0].job, prices.of(0.0, 0.0, 1.0)
     bs, batches = min(job.bs, job.samples), -(-job.samples // job.bs)
-    useful = _useful([(one, one.loads(bs, bits)) for one in pipelines])
-    found: tuple[float, Pipeline, Pipeline, int] | None = None
-    shortest = (1 - GAIN) * min(loads.cycle() for _, loads in useful)
-    for number, (one, own) in enumerate(useful):
-        for other, its in useful[:number]:
-            # No share makes a resource less busy than the better of the two does.
-            if one.split == other.split or max(map(min, own, its)) >= shortest:
+    useful = _useful([_Way(one, one.loads(bs, bits), _extra(one, prices) / batches) for one in pipelines])
+    found: tuple[Pipeline, Pipeline, int] | None = None
+    lowest = (1 - GAIN) * min(second * way.loads.cycle() + way.extra for way in useful)
+    for number, (one, own, its_own) in enumerate(useful):
+        for other, its, extra in useful[:number]:
+            # No share makes a resource less busy, or a batch cheaper, than the better of the two does.
+            bound = second * max(map(min, own, its)) + min(its_own, extra)
+            if one.split == other.split or bound >= lowest:
                 continue
             fewest = max(1, -(-STEPS // min(1 + min(one.depth, other.depth), batches)))
             for steps in range(fewest, STEPS - fewest + 1):
-                seconds = own.mixed(its, steps / STEPS).cycle()
-                if seconds < shortest:
-                    shortest, found = seconds, (seconds, one, other, steps)
+                share = steps / STEPS
+                price = second * own.mixed(its, share).cycle() + (1 - share) * its_own + share * extra
+                if price < lowest:
+                    lowest, found = price, (one, other, steps)
     if found is None:
         return None
-    _, one, other, steps = found
+    one, other, steps = found
     if 2 * steps > STEPS:
         one, other, steps = other, one, STEPS - steps
     both = Alternating(one, other, steps / STEPS)
-    if both.epoch(bits) > (1 - GAIN) * min(pipeline.epoch(bits) for pipeline in pipelines):
+    alone = min(second * pipeline.epoch(bits) + _extra(pipeline, prices) for pipeline in pipelines)
+    if second * both.epoch(bits) + _extra(both, prices) > (1 - GAIN) * alone:
         return None
     return both
 
 
-def _useful(splits: Sequence[tuple[Pipeline, Loads]]) -> list[tuple[Pipeline, Loads]]:
-    """Those for which no other split needs no more of any resource."""
-    found: list[tuple[Pipeline, Loads]] = []
-    for pipeline, loads in sorted(splits, key=lambda one: (sum(one[1]), one[0].split)):
-        if not any(all(a <= b for a, b in zip(known, loads, strict=True)) for _, known in found):
-            found.append((pipeline, loads))
+def _extra(epoch: Pipeline | Alternating, prices: Prices) -> float:
+    """Price of what an epoch takes beside its seconds."""
+    return prices.of(epoch.job.samples * epoch.sent_bytes, epoch.server_epoch(), 0.0)
+
+
+def _useful(ways: Sequence[_Way]) -> list[_Way]:
+    """Those for which no other split needs no more of any resource, and of money."""
+    found: list[_Way] = []
+    for way in sorted(ways, key=lambda one: (sum(one.loads), one.extra, one.pipeline.split)):
+        needs = (*way.loads, way.extra)
+        if not any(all(a <= b for a, b in zip((*x.loads, x.extra), needs, strict=True)) for x in found):
+            found.append(way)
     return found
