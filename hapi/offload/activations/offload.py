@@ -371,7 +371,7 @@ class ActivationOffload(BoundToModel):
         self._swapper.on_death = lambda number: None
         self._steps_aside = plan.case is Case.FITS
         if self._gradients.total and self._device.type == "cpu" and not plan.swapped_bytes:
-            self._freed.keep(min(plan.peak_bytes, self._memory) - plan.kept_bytes)
+            self._freed.keep(min(int(plan.peak_bytes * _ALLOCATOR_FACTOR), self._memory) - plan.kept_bytes)
         elif self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:
             self._freed.close()
         else:
