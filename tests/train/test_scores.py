@@ -109,6 +109,20 @@ def test_a_curve_without_samples_of_both_kinds() -> None:
     assert math.isnan(measured(("auroc",), "single", OUTPUTS[:8], torch.zeros(8, dtype=torch.int64))["auroc"])
 
 
+def test_r2_of_one_sample_is_no_number() -> None:
+    for number in NUMBERS[:1], NUMBERS[:1, :1]:
+        found = measured(("mae", "rmse", "r2"), "regression", number + 1, number)
+        assert math.isnan(found["r2"]) and [found["mae"], found["rmse"]] == pytest.approx([1, 1])
+
+
+def test_a_single_class() -> None:
+    """All is right, and there are no curves."""
+    found = measured(of_kind("single"), "single", OUTPUTS[:9, :1], torch.zeros(9, dtype=torch.int64))
+    for name in ("accuracy", "top5", "f1", "precision", "recall", "average_precision"):
+        assert found[name] == 1, name
+    assert math.isnan(found["auroc"])
+
+
 def test_accuracy_needs_no_torchmetrics() -> None:
     absent = dict.fromkeys(("torchmetrics", "torchmetrics.classification"))
     with mock.patch.dict(sys.modules, absent):

@@ -77,6 +77,8 @@ class Scores:
                 found[name] = int(self.class_right.sum()) / cells
             elif name == "top5":
                 found[name] = self._among_five / self.samples
+            elif name == "r2" and self.samples < 2:  # torchmetrics raises
+                found[name] = float("nan")
             else:
                 found[name] = self._mean(name)
         return found
@@ -101,7 +103,7 @@ class Scores:
         present = self.class_samples > 0
         if name == "auroc":
             present &= self.class_samples < self.samples
-        return value[present].double().mean().item() if present.any() else float("nan")
+        return value.reshape(-1)[present].double().mean().item() if present.any() else float("nan")
 
 
 def _metric(name: MetricName, kind: LabelKind, classes: int, thresholds: int | None) -> Any:
