@@ -61,7 +61,7 @@ def measured(*arguments: str, **environment: str) -> dict[str, int]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
         env={**mine, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
     )
     found: dict[str, int] = json.loads(done.stdout)

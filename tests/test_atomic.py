@@ -24,7 +24,7 @@ with replacing(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -88,7 +88,7 @@ def test_a_writer_in_another_container_counts_by_its_lock(tmp_path: Path) -> Non
         assert clean_partials(tmp_path, alone=True) == []
         process.kill()
         process.wait()
-        for _ in range(100):  # the writer is a child of the process that was killed
+        for _ in range(4800):  # the writer is a child of the process that was killed
             if clean_partials(tmp_path):
                 break
             time.sleep(0.05)

@@ -86,5 +86,5 @@ def test_the_bed_of_servers_is_made_and_removed() -> None:
         assert len(made) == 4
         bed.number = 1
         reply = bed.start("client", ["ip", "route", "get", bed.address])
-        assert reply.wait(10) == 0
+        assert reply.wait(240) == 0
     assert [name for name in testbed.beds() if f"-{os.getpid()}-" in name] == []

@@ -98,9 +98,12 @@ def test_connections_share_the_rate() -> None:
     """Four threads that read at once get a fourth each, on a real clock."""
     limit = RateLimit(8e6)  # 1 MB a second
     taken = [0] * 4
-    end = time.monotonic() + 0.4
+    all_there, end = threading.Barrier(4), 0.0
 
     def read(number: int) -> None:
+        nonlocal end
+        all_there.wait(240)
+        end = max(end, time.monotonic() + 0.6)
         while time.monotonic() < end:
             limit.take(limit.part())
             taken[number] += limit.part()

@@ -62,7 +62,7 @@ def test_looks_at_a_killed_server_do_not_count() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_a_short_siege(forked_tiers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No goal in seconds is looked at: other tests run beside it."""
     monkeypatch.setattr("benchmarks.load.siege.SETTLE_SECONDS", 12.0)

@@ -57,7 +57,7 @@ def test_records_of_one_key_may_be_mixed(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     for cache in caches:
         cache.close()
     with encoded_at(tmp_path) as cache:

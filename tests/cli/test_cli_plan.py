@@ -182,7 +182,7 @@ def test_a_replay_does_not_import_torch(saved: str) -> None:
         "sys.exit(code or ('torch' in sys.modules) * 7)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "plan", "--profile", saved], capture_output=True, timeout=60
+        [sys.executable, "-c", program, "plan", "--profile", saved], capture_output=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
 
@@ -197,7 +197,7 @@ def plan_in_a_new_process(tmp_path: Path, *flags: str) -> tuple[dict[str, Any], 
     )
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, env=environment
     )
     return json.loads(done.stdout), ast.literal_eval(done.stderr.splitlines()[-1])
 

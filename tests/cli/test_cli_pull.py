@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.forked import ForkedProcess, environment
 from support.harness import ServerProcess
+from support.killed_pulling import killed_pulling
 from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
@@ -168,16 +166,11 @@ def test_a_pull_that_is_ended_in_the_middle_goes_on(
     folder.mkdir()
     output = folder if flags else folder / "m.safetensors"
     arguments = ["pull", f"{large}/raw", "--output", str(output), *flags]
-    pulling = ForkedProcess(["hapi.cli.main", *arguments], env=environment(), stderr=subprocess.PIPE)
-    while not any(path.stat().st_size > 200 << 20 for path in folder.iterdir()):
-        assert pulling.poll() is None
-        time.sleep(0.001)
-    pulling.send_signal(given)
-    _, err = pulling.communicate(timeout=60)
+    code, err = killed_pulling(given, 200 << 20, *arguments)
     if given == signal.SIGKILL:
-        assert pulling.returncode == -given
+        assert code == -given
     else:
-        assert pulling.returncode == 130 and err == "hapi pull: interrupted\n"
+        assert code == 130 and err == "hapi pull: interrupted\n"
     for path in folder.iterdir():  # what has the name of a whole file is whole
         assert path.suffix == ".partial" or len(load_file(path)) == 4
     code, out, _ = run(capsys, *arguments)

@@ -274,7 +274,7 @@ def ended_with_stdin(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None and process.stdin is not None and process.stderr is not None
         assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
         yield process
-        assert process.wait(20) == 0
+        assert process.wait(240) == 0
         said = process.stderr.read()
         assert "Traceback" not in said and "Fatal" not in said
 
@@ -283,7 +283,7 @@ def ended_with_stdin(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_ctrl_c_and_a_closed_stdin(tmp_path: Path) -> None:
     with server(tmp_path, log=tmp_path.parent / "log") as running:
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(240) == 0
     with ended_with_stdin(tmp_path) as process:
         process.stdin.close()  # type: ignore[union-attr]
 

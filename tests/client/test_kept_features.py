@@ -195,7 +195,7 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
                 release.set()
 
     def slow(*given: Any) -> None:
-        assert release.wait(20)
+        assert release.wait(240)
         put(*given)
 
     monkeypatch.setattr(FeatureCache, "put", slow)

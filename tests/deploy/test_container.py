@@ -101,7 +101,7 @@ def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
         own = [word.replace(":8099/", f":{port}/") for word in image.health]
         assert subprocess.run([sys.executable, *own[1:]], check=False).returncode == 0
         server.terminate()
-        assert server.wait(60) == 0, "SIGTERM drains it"
+        assert server.wait(240) == 0, "SIGTERM drains it"
     finally:
         server.kill()
         server.wait()

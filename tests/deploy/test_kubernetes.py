@@ -82,7 +82,7 @@ def kustomize(folder: Path) -> subprocess.CompletedProcess[str]:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
     command = ["kubectl", "kustomize", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def built(overlay: str, folder: Path) -> dict[str, dict[str, Any]]:

@@ -69,7 +69,7 @@ class Packer:
 
     def end(self) -> tuple[int, str]:
         """(exit code, stderr)."""
-        _, errors = self.process.communicate(timeout=100)
+        _, errors = self.process.communicate(timeout=240)
         return self.process.returncode, errors
 
     def kill(self) -> None:
@@ -135,7 +135,7 @@ def test_a_killed_writers_lock_is_taken_over_in_bounded_time(swift: Swift) -> No
         code, errors = second.end()
     assert code == 0, errors
     assert f"its lock is held by process 1 on {os.uname().nodename}, for up to {LEASE} s" in errors
-    assert time.monotonic() - began < LEASE + 180
+    assert time.monotonic() - began < LEASE + 230
     check_sound(swift, "killed")
 
 
@@ -162,7 +162,7 @@ from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 with open_store(sys.argv[1]).lock("d/pack.lock"):
     print("held", flush=True)
-    time.sleep(100)
+    time.sleep(1000)
 """
 
 

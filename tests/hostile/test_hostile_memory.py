@@ -59,7 +59,7 @@ def test_a_crowd_of_200(running: ServerProcess, known: Known) -> None:
 
     def ask(number: int) -> tuple[list[int], int, bytes]:
         ids = [(number + n) % 40 for n in range(32)]
-        everyone.wait(30)
+        everyone.wait(240)
         answer = exchange(running.port, "POST", EXTRACT, known.extract(ids))
         if answer.status == 429:
             check_problem(answer, 429)
@@ -101,7 +101,7 @@ def test_clients_that_left_leave_nothing(running: ServerProcess, known: Known, c
     pid = running.process.pid
 
     def leave(number: int) -> None:
-        sock = socket.create_connection(("127.0.0.1", running.port), timeout=20)
+        sock = socket.create_connection(("127.0.0.1", running.port), timeout=240)
         sock.sendall(data)
         if number % 3:
             sock.recv(1000)

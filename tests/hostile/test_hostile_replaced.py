@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from support.forked import ForkedProcess
 from support.harness import hapi, losses, report_of, server, start_train, train, wait_for
 from support.http_tools import EXTRACT, SAMPLES, Known, check_problem, exchange, make_store
+from support.proxy import gated
 
 from hapi.data.replaced import list_replaced
 
@@ -43,7 +43,7 @@ def after_first_epoch(job: ForkedProcess) -> None:
 
 
 def finished(job: ForkedProcess, report: Path) -> list[float]:
-    output, _ = job.communicate(120)
+    output, _ = job.communicate(240)
     assert job.returncode == 0, output
     found = report_of(report)
     assert [e["samples"] for e in found["epochs"]] == [40] * EPOCHS
@@ -55,17 +55,16 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
     """With the same content, and with another: then new jobs get that one, also of servers that begin later."""
     known = Known(folder)
     packs = list((folder / "datasets/digits").glob("2*"))
-    with server(folder, "--chunk-cache", "0") as running:
+    with server(folder, "--chunk-cache", "0") as running, gated(running.port, 8) as gate:
         undisturbed = tmp_path / "undisturbed.json"
         train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(undisturbed))
         report = tmp_path / "report.json"
-        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(report))
+        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", gate.url, "--report", str(report))
         try:
-            after_first_epoch(job)
-            job.send_signal(signal.SIGSTOP)  # lest it ends before the dataset is replaced
+            gate.wait()
             said = replace(folder, limit=limit)
             assert job.poll() is None
-            job.send_signal(signal.SIGCONT)
+            gate.open()
             assert ("kept for running jobs" in said) == (limit != 40)
             assert all(pack.exists() == (limit != 40) for pack in packs)
             assert finished(job, report) == losses(report_of(undisturbed))
@@ -96,7 +95,7 @@ def test_after_the_time_is_over_one_line_says_what_to_do(folder: Path, tmp_path:
             for path, body in ((SAMPLES, known.samples()), (EXTRACT, known.extract(IDS))):
                 answer = exchange(running.port, "POST", path, body)
                 check_problem(answer, 409, "begin again with the version of now", "--keep-old")
-            output, _ = job.communicate(60)
+            output, _ = job.communicate(240)
             assert job.returncode == 1 and "Traceback" not in output
             (line,) = [line for line in output.splitlines() if "error" in line]
             assert "digits" in line and "begin again" in line
@@ -121,15 +120,14 @@ def test_damage_is_repaired_without_a_restart(folder: Path) -> None:
 
 
 def test_a_removed_dataset_is_read_to_the_end(folder: Path, tmp_path: Path) -> None:
-    with server(folder, "--chunk-cache", "0") as running:
+    with server(folder, "--chunk-cache", "0") as running, gated(running.port, 8) as gate:
         report = tmp_path / "report.json"
-        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(report))
+        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", gate.url, "--report", str(report))
         try:
-            after_first_epoch(job)
-            job.send_signal(signal.SIGSTOP)  # lest it ends before the dataset is removed
+            gate.wait()
             hapi("rm", f"{folder}/digits", "--yes")
             hapi("gc", str(folder), "--yes")
-            job.send_signal(signal.SIGCONT)
+            gate.open()
             finished(job, report)
         finally:
             job.kill()

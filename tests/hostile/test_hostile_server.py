@@ -30,15 +30,17 @@ from hapi.errors import HapiError, UsageError
 from hapi.train.settings import TrainSettings
 from hapi.wire.transport.http import Handler
 
-SECONDS = 60.0
+SECONDS = 300.0
 """A few seconds on an idle machine; before there were bounds, no end."""
 MOST_BYTES, MOST_GROWTH = 1200 << 20, 800 << 20
-"""Of a trainer, three times what one takes that meets an honest server; of this process, where the server is too."""
+"""Of a trainer, twice what one takes that meets an honest server; of this process, where the server is too."""
 FLAGS = (
     "--dataset", "blobs", "--model", "resnet18", "--weights", "random", "--bs", "20", "--request-size", "20",
-    "--epochs", "1", "--freeze", "12", "--split", "12", "--no-progress", "--threads", "1", "--timeout", "2",
-    "--patience", "1", "--slow-server-seconds", "1", "--answer-timeout", "3",
+    "--epochs", "1", "--freeze", "12", "--split", "12", "--no-progress", "--threads", "1", "--patience", "1",
 )  # fmt: skip
+IMPATIENT = ("--timeout", "2", "--slow-server-seconds", "1", "--answer-timeout", "3")
+PATIENT = ("--timeout", "120", "--slow-server-seconds", "60", "--answer-timeout", "240")
+"""For kinds that nothing is waited for of, so that an honest answer may take its time, too."""
 REAL = (
     "dripping 100-continue", "escapes in an error", "2^48 samples", "3 million classes", "nested deeply",
     "document without end", "half a billion ids", "gigabytes of stored samples", "dripping frame", "false features",
@@ -60,10 +62,16 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
         # Its answers are at hand from here on, so that no limit of seconds is one for this machine.
         with serving(hostile(remembered, None)) as server:
             assert (
-                train_here(Kind(lambda connection, honest: None, "", flags=("--timeout", "60")), server.url)
+                train_here(Kind(lambda connection, honest: None, "", flags=("--timeout", "240")), server.url)
                 is None
             )
         yield remembered
+
+
+def flags_for(kind: Kind) -> tuple[str, ...]:
+    """All flags of a job that meets a misbehaviour."""
+    name = next((name for name, known in KINDS.items() if known is kind), "")
+    return (*FLAGS, *(IMPATIENT if WAITED_FOR.search(name) else PATIENT), *kind.flags)
 
 
 def settings_of(*flags: str) -> SessionSettings:
@@ -75,7 +83,7 @@ def settings_of(*flags: str) -> SessionSettings:
 
 def train_here(kind: Kind, *urls: str) -> HapiError | None:
     """An epoch in this process; the error that it ends with."""
-    settings = settings_of(*FLAGS, *kind.flags, *(part for url in urls for part in ("--server", url)))
+    settings = settings_of(*flags_for(kind), *(part for url in urls for part in ("--server", url)))
     try:
         with (
             mock.patch("hapi.client.models.build_network", built),
@@ -129,12 +137,10 @@ def test_with_another_server_training_goes_on(name: str, honest: Handler) -> Non
 class Trainer:
     """A ``hapi-train`` process whose memory is watched."""
 
-    def __init__(
-        self, server: TinyServer, flags: tuple[str, ...] = (), all_flags: tuple[str, ...] = FLAGS
-    ) -> None:
+    def __init__(self, server: TinyServer, flags: tuple[str, ...] = (*FLAGS, *PATIENT)) -> None:
         self.started = time.monotonic()
         self.process = ForkedProcess(
-            ["hapi.cli.train", "--no-output", *all_flags, *flags, "--server", server.url],
+            ["hapi.cli.train", "--no-output", *flags, "--server", server.url],
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         # Should it grow all the same, it and not the machine runs out.
@@ -154,7 +160,7 @@ class Trainer:
             _, errors = self.process.communicate(SECONDS + 30)
         finally:
             self.process.kill()
-        return self.process.wait(5), errors, time.monotonic() - self.started
+        return self.process.wait(240), errors, time.monotonic() - self.started
 
 
 @pytest.mark.slow
@@ -164,7 +170,7 @@ class Trainer:
 def test_a_trainer_ends_well(name: str, honest: Handler) -> None:
     kind = KINDS[name]
     with serving(hostile(honest, kind)) as server:
-        trainer = Trainer(server, kind.flags)
+        trainer = Trainer(server, flags_for(kind))
         code, errors, seconds = trainer.ended()
     assert code == kind.code, errors
     assert "Traceback" not in errors
@@ -184,7 +190,7 @@ def test_the_honest_server_behind_it_is_one(honest: Handler) -> None:
         trainer = Trainer(server)
         code, errors, _ = trainer.ended()
     assert (code, errors) == (0, "")
-    assert trainer.peak < MOST_BYTES // 2
+    assert trainer.peak < MOST_BYTES * 2 // 3, f"{trainer.peak >> 20} MiB"
 
 
 @pytest.mark.slow
@@ -199,7 +205,9 @@ def test_a_trainer_without_descriptors_does_not_blame_the_server(honest: Handler
         return False
 
     with serving(reply) as server:
-        trainer = Trainer(server, all_flags=FLAGS[2:])  # the list of datasets first, and then the description
+        trainer = Trainer(
+            server, (*FLAGS[2:], *PATIENT)
+        )  # the list of datasets first, and then the description
         assert answered.wait(SECONDS)
         resource.prlimit(trainer.process.pid, resource.RLIMIT_NOFILE, (3, 3))
         limited.set()

@@ -25,6 +25,7 @@ from support.harness import (
     train,
     wait_for,
 )
+from support.proxy import gated
 
 from hapi.train.checkpoints.checkpoint_files import existing
 
@@ -42,6 +43,8 @@ JOB = (
     "--split",
     "freeze",
 )
+GATED = 8
+"""Requests that one of them makes in its first two epochs."""
 TRAIN = ["hapi.cli.train", "--no-output", "--threads", "1"]
 
 
@@ -115,7 +118,7 @@ def test_training_without_its_output(
     script = f'"$0" -m "$@" {shell}; exit ${{PIPESTATUS[0]}}'
     command = ["bash", "-c", script, sys.executable, *TRAIN, "--server", running.url, *JOB, *outputs]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=120, check=False
+        command, capture_output=True, text=True, env=environment(), timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == told
@@ -142,7 +145,7 @@ def test_a_terminal_that_goes_away(running: ServerProcess, tmp_path: Path) -> No
     os.read(ours, 100)
     os.close(ours)
     try:
-        assert job.wait(120) == 0
+        assert job.wait(240) == 0
     finally:
         job.kill()
         job.wait()
@@ -156,15 +159,17 @@ def test_a_checkpoint_disk_that_is_full_for_a_while(
     running: ServerProcess, undisturbed: list[float], tmp_path: Path
 ) -> None:
     """Full after the first epochs; freed while training runs. The earlier checkpoint stays whole meanwhile."""
-    with small_disk(tmp_path / "disk", 1024) as disk:
+    with small_disk(tmp_path / "disk", 1024) as disk, gated(running.port, GATED) as gate:
         path, report = disk / "training.pt", tmp_path / "report.json"
-        arguments = ("--server", running.url, *JOB, "--epochs", "12", "--checkpoint", str(path))
-        job = start_train(*arguments, "--report", str(report), "--patience", "60")
+        arguments = ("--server", gate.url, *JOB, "--epochs", "12", "--checkpoint", str(path))
+        job = start_train(*arguments, "--report", str(report), "--patience", "600")
         try:
-            wait_for(path.exists, 60, "a checkpoint")
+            gate.wait()
+            wait_for(path.exists, what="a checkpoint")
             with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
                 while file.write(bytes(4096)):
                     pass
+            gate.open()
             said = ""
             while "cannot be written" not in said:
                 line = job.stdout.readline()  # type: ignore[union-attr]
@@ -173,7 +178,7 @@ def test_a_checkpoint_disk_that_is_full_for_a_while(
             assert "No space left on device (at epoch " in said and "; training goes on" in said
             assert is_finite(path)
             (disk / "filler").unlink()
-            said += job.communicate(120)[0]
+            said += job.communicate(240)[0]
         finally:
             job.kill()
         assert job.wait() == 0, said
@@ -263,7 +268,7 @@ def test_killed_while_the_files_change_places(
         "1", "--keep", "3", "--report", str(report), "--resume",
     )  # fmt: skip
     killed = subprocess.run(
-        [sys.executable, "-c", program, call, *arguments], env=environment(), capture_output=True, timeout=120
+        [sys.executable, "-c", program, call, *arguments], env=environment(), capture_output=True, timeout=240
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert path.exists()
@@ -313,7 +318,7 @@ def test_ctrl_c_right_after_the_start(delay: float) -> None:
     )  # fmt: skip
     time.sleep(delay)
     job.send_signal(signal.SIGINT)
-    output = job.communicate(timeout=60)[0]
+    output = job.communicate(timeout=240)[0]
     assert not re.search(r'File ".*hapi/(?!__init__\.py|cli/__init__\.py|cli/entry\.py)', output), output
     # An interrupt while it reads its .pth files Python tells of itself, and goes on.
     if "hapi-train: " in output and "Error processing line" not in output:

@@ -20,7 +20,7 @@ REQUESTS = 20_000
 
 def drop_lines(port: int) -> None:
     """Ask until lines of the log are dropped."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     for number in range(REQUESTS):
         connection.request("GET", "/healthz")
         assert connection.getresponse().read()

@@ -136,12 +136,12 @@ def test_second_writer_is_told(store: ObjectStore) -> None:
     class Waiting(ByteSource):
         def sample(self, number: int) -> bytes:
             inside.set()
-            leave.wait(20)
+            leave.wait(240)
             return super().sample(number)
 
     first = threading.Thread(target=pack, args=(Waiting(50), store, "d", SMALL))
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(240)
     try:
         with pytest.raises(ConflictError, match="being written by process"):
             pack(ByteSource(50), store, "d", SMALL)

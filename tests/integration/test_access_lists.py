@@ -154,7 +154,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         dataset = made.hidden.dataset.reference.to_json()
         for document in (made.hidden.extract([1], model=made.secret), made.hidden.extract([10**6])):
             exchange(made.process.port, "POST", EXTRACT, document, OTHER)
-        held = http.client.HTTPConnection("127.0.0.1", made.process.port, timeout=60)
+        held = http.client.HTTPConnection("127.0.0.1", made.process.port, timeout=240)
         ids = [n % 23 for n in range(4000)]
         held.request("POST", EXTRACT, json.dumps(made.known.extract(ids, dataset=dataset)).encode(), OTHER)
         until(

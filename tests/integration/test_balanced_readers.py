@@ -66,7 +66,7 @@ def behind(
 
 def asking(port: int, known: Known, samples: int) -> socket.socket:
     """A client that has asked for about 16 KiB of features a sample, and reads nothing yet."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=240)
     sock.sendall(request_bytes(EXTRACT, json.dumps(known.extract([n % 40 for n in range(samples)])).encode()))
     return sock
 
@@ -137,7 +137,7 @@ def test_a_client_that_leaves_frees_the_device(
 
     def gated(self: Segment, x: Any) -> Any:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(240)
         return forward(self, x)
 
     with behind(kind, folder, tmp_path, max_running=1) as (balancer, server):
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_the_device(
 
         monkeypatch.setattr(server.service, "stream", noting)
         client = asking(balancer.port, known, 400)
-        assert begun.wait(20)
+        assert begun.wait(240)
         client.close()
         try:
             until(interests[0].is_set, 10, "the news")

@@ -73,7 +73,7 @@ def extract(
     split: int = SPLIT,
 ) -> bytes:
     """The answer's body; ``midway`` is called after each MiB of it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     with contextlib.closing(connection):
         connection.request("POST", EXTRACT, body=json.dumps(known.extract(ids, split, job="job")))
         response = connection.getresponse()

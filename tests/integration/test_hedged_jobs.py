@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,25 +19,24 @@ JOB = (
     "--cache", "off",
 )  # fmt: skip
 SERVER = ("--cos-batch", "5")
-HELD, SECONDS = (22, 40), 5.0
-"""Beginnings of answers that are held back, once enough answers tell how long one waits; and for how long."""
-BEGINNING = 1 << 16
-"""Bytes that only the beginning of an answer with features has at once."""
+HELD, SECONDS = (22, 40), 60.0
+"""Answers that are held back, once enough of them tell how long one waits; and for how long, if nobody asks again."""
+LENGTH = re.compile(rb"HTTP/1\.1 200 .*\r\nContent-Length: ([0-9]{5,})\r\n", re.DOTALL | re.IGNORECASE)
+"""The head of an answer with features: they take more bytes than any document."""
 
 
 def test_answers_that_are_held_back_are_asked_of_another_server(tmp_path: Path) -> None:
-    folder, held, parts = make_store(tmp_path / "store"), list[int](), list[int]()
-    lock = threading.Lock()
+    folder, answers = make_store(tmp_path / "store"), list[int]()
+    lock, over = threading.Lock(), threading.Event()
 
     def hold(data: bytes) -> bytes:
-        if len(data) < BEGINNING:
+        if LENGTH.match(data) is None:
             return data
         with lock:
-            parts.append(len(data))
-            number = len(parts)
+            answers.append(len(data))
+            number = len(answers)
         if number in HELD:
-            time.sleep(SECONDS)
-            held.append(number)
+            over.wait(SECONDS)
         return data
 
     with server(folder, *SERVER) as one, server(folder, *SERVER) as other:
@@ -47,11 +46,12 @@ def test_answers_that_are_held_back_are_asked_of_another_server(tmp_path: Path) 
             both = [flag for proxy in proxies for flag in ("--server", f"http://127.0.0.1:{proxy.port}")]
             train(*JOB, *both, "--report", str(tmp_path / "both.json"))
         finally:
+            over.set()
             for proxy in proxies:
                 proxy.close()
     report = report_of(tmp_path / "both.json")
     assert losses(report) == losses(report_of(tmp_path / "alone.json"))
-    assert len(parts) >= min(HELD)
+    assert len(answers) >= min(HELD)
     extra, requests = sum(of_epochs(report, "extra_requests")), sum(of_epochs(report, "requests"))
     assert 1 <= extra <= max(FIRST_EXTRA, EXTRA_SHARE * requests)
     assert requests == sum(of_epochs(report, "samples")) / 5 and report["retries"] == 0

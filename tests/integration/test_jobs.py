@@ -22,6 +22,8 @@ from support.harness import (
     train,
     wait_for,
 )
+from support.proxy import gated
+from support.waiting import PATIENCE
 
 COMMON = (*DIGITS_JOB, "--bs", "64", "--request-size", "16")
 
@@ -71,15 +73,16 @@ def test_embedded_server_alone(store: Path, undisturbed: dict[str, Any], tmp_pat
 @pytest.mark.slow
 def test_a_server_killed_and_restarted(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    with server(store, log=tmp_path / "log") as first:
-        job = start_train(*COMMON, "--server", first.url, "--epochs", "3", "--report", str(report))
-        _after_some_requests(tmp_path / "log", 9)
+    with server(store) as first, gated(first.port, 9) as gate:
+        job = start_train(*COMMON, "--server", gate.url, "--epochs", "3", "--report", str(report))
+        gate.wait()
         first.kill()
+        gate.open()
         time.sleep(0.5)
         assert job.poll() is None, job.stdout.read()  # type: ignore[union-attr]
         second = first.restarted()
         try:
-            output = job.communicate(timeout=180)[0]
+            output = job.communicate(timeout=240)[0]
             assert job.returncode == 0, output
         finally:
             second.kill()
@@ -91,13 +94,14 @@ def test_a_server_killed_and_restarted(store: Path, undisturbed: dict[str, Any],
 @pytest.mark.slow
 def test_one_of_two_servers_killed(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    with server(store, log=tmp_path / "log") as first, server(store) as second:
+    with server(store) as first, gated(first.port, 5) as gate, server(store) as second:
         job = start_train(
-            *COMMON, "--server", first.url, "--server", second.url, "--epochs", "3", "--report", str(report)
+            *COMMON, "--server", gate.url, "--server", second.url, "--epochs", "3", "--report", str(report)
         )
-        _after_some_requests(tmp_path / "log", 5)
+        gate.wait()
         first.kill()
-        output = job.communicate(timeout=180)[0]
+        gate.open()
+        output = job.communicate(timeout=240)[0]
         assert job.returncode == 0, output
     check_same(report_of(report), undisturbed)
 
@@ -148,11 +152,12 @@ def test_interrupted_and_resumed(store: Path, undisturbed: dict[str, Any], tmp_p
         str(checkpoint),
         "--resume",
     )
-    with server(store, log=tmp_path / "log") as running:
-        job = start_train(*arguments, "--server", running.url)
-        _after_some_requests(tmp_path / "log", 12)
+    with server(store) as running, gated(running.port, 12) as gate:
+        job = start_train(*arguments, "--server", gate.url)
+        gate.wait()
         job.send_signal(signal.SIGINT)
-        output = job.communicate(timeout=60)[0]
+        gate.open()
+        output = job.communicate(timeout=240)[0]
         assert job.returncode == 130, output
         assert "--resume" in output
         interrupted = report_of(report)
@@ -168,14 +173,15 @@ def test_sigkill_and_resume(store: Path, undisturbed: dict[str, Any], tmp_path: 
     checkpoint, report, model = (
         folder / name for name in ("checkpoint.pt", "report.json", "model.safetensors")
     )
-    with server(store) as running:
+    with server(store) as running, gated(running.port, 20) as gate:
         job = start_train(
-            *COMMON, "--epochs", "3", "--output", str(folder), "--checkpoint-every", "2", "--server", running.url,
+            *COMMON, "--epochs", "3", "--output", str(folder), "--checkpoint-every", "2", "--server", gate.url,
         )  # fmt: skip
-        wait_for(checkpoint.exists, 90, "a checkpoint")
-        time.sleep(0.3)
+        gate.wait()
+        wait_for(checkpoint.exists, what="a checkpoint")
         job.kill()
         job.communicate()
+        gate.open()
         assert not report.exists()
         train("--resume", "--output", str(folder))
         check_same(report_of(report), undisturbed)
@@ -194,7 +200,7 @@ def test_sigkill_and_resume_with_another_learning_rate(store: Path, tmp_path: Pa
     )  # fmt: skip
     with server(store) as running:
         job = start_train(*arguments, "--epochs", "50", "--server", running.url)
-        wait_for(checkpoint.exists, 90, "a checkpoint")
+        wait_for(checkpoint.exists, what="a checkpoint")
         job.kill()
         job.communicate()
         told = train(*arguments, "--epochs", "2", "--lr", "0.003", "--server", running.url)
@@ -223,14 +229,14 @@ def test_embedded_server_dies_with_its_trainer(store: Path, tmp_path: Path) -> N
     children: list[int] = []
 
     def found() -> bool:
-        listing = run(["pgrep", "-P", str(job.pid)], None, 10, {}).stdout.split()
+        listing = run(["pgrep", "-P", str(job.pid)], None, PATIENCE, {}).stdout.split()
         children[:] = [int(c) for c in listing]
         return bool(children)
 
-    wait_for(found, 60, "an embedded server")
+    wait_for(found, what="an embedded server")
     job.kill()
     job.communicate()
-    wait_for(lambda: not any(_alive(c) for c in children), 30, "the end of the embedded server")
+    wait_for(lambda: not any(_alive(c) for c in children), what="the end of the embedded server")
 
 
 @pytest.mark.slow
@@ -250,10 +256,10 @@ def test_tokens(store: Path, tmp_path: Path) -> None:
 def test_sigterm_drains(store: Path, tmp_path: Path) -> None:
     with server(store, log=tmp_path / "log") as running:
         # Patient enough for the requests under way: the server would count those that it leaves as 499.
-        job = start_train(*COMMON, "--server", running.url, "--epochs", "3", "--patience", "5s")
+        job = start_train(*COMMON, "--server", running.url, "--epochs", "1000", "--patience", "5s")
         _after_some_requests(tmp_path / "log", 3)
         assert running.stop() == 0
-        job.communicate(timeout=60)
+        job.communicate(timeout=240)
         assert job.returncode == 1
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [e["event"] for e in events if e["event"] in ("draining", "stopped")] == ["draining", "stopped"]
@@ -303,7 +309,7 @@ def test_validation_and_trace(running: ServerProcess, tmp_path: Path) -> None:
 
 def _after_some_requests(log: Path, count: int) -> None:
     wait_for(
-        lambda: log.exists() and log.read_text().count('"/v1/extract"') >= count, 90, f"{count} requests"
+        lambda: log.exists() and log.read_text().count('"/v1/extract"') >= count, what=f"{count} requests"
     )
 
 

@@ -55,7 +55,7 @@ def test_killed_while_filling_and_resumed_beside_another(store: Path, tmp_path: 
         wait_for(checkpoint.exists, 90, "a checkpoint")
         jobs[0].kill()
         jobs[0].communicate()
-        output = jobs[1].communicate(timeout=180)[0]
+        output = jobs[1].communicate(timeout=240)[0]
         assert jobs[1].returncode == 0, output
         assert losses(report_of(other)) == losses(report_of(plain)) and "came from the cache" in output
         train(*shared, *kept, "--resume", "--epochs", "3", "--cache-codec", "none", "--report", str(report))

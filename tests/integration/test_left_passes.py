@@ -27,7 +27,7 @@ def test_a_pass_that_is_left_retries_nothing(tmp_path: Path, monkeypatch: pytest
         passed[0] += len(data) if counting.is_set() else 0
         if passed[0] > 1.5 * ANSWER and not released.is_set():
             held.set()
-            released.wait(60)
+            released.wait(240)
         return data
 
     with server(make_store(tmp_path / "store")) as running:
@@ -40,7 +40,7 @@ def test_a_pass_that_is_left_retries_nothing(tmp_path: Path, monkeypatch: pytest
             counting.set()
             stream = session.epoch(0)
             next(stream)
-            assert held.wait(60), "the second answer is under way"
+            assert held.wait(240), "the second answer is under way"
             stream.close()  # type: ignore[attr-defined]
             assert session.retries == 0
             released.set()

@@ -71,7 +71,7 @@ def test_servers_of_the_older_build_are_replaced_under_a_job(older: dict[str, st
             servers[place] = ends.enter_context(server(folder, *SERVER, port=one.port))
         wait_for(lambda: all(served(s) > 5 for s in servers), 60, "requests at the new servers")
         job.send_signal(signal.SIGINT)
-        output, _ = job.communicate(60)
+        output, _ = job.communicate(240)
         assert job.wait() == 130, output
         found = losses(report_of(path))
         assert found == trained(servers[0].url, tmp_path / "direct.json", len(found))

@@ -26,6 +26,7 @@ from support.harness import (
     wait_for,
 )
 from support.local_job import pack_blobs
+from support.proxy import gated
 
 from benchmarks.testbed.testbed import ADDRESS, TestBed, why_not
 from hapi.client.planning.drift import DriftDetector
@@ -185,17 +186,18 @@ def test_other_epochs_are_profiled_and_resume_goes_on_with_the_plan(
 
 
 def test_a_server_killed_while_profiling(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    report, log = tmp_path / "report.json", tmp_path / "log"
-    with server(store, log=log) as first:
+    report = tmp_path / "report.json"
+    with server(store) as first, gated(first.port, 5) as gate:
         training = start_train(
-            *COMMON, "--split", "auto", "--server", first.url, "--epochs", "2", "--report", str(report)
+            *COMMON, "--split", "auto", "--server", gate.url, "--epochs", "2", "--report", str(report)
         )
-        wait_for(lambda: log.exists() and log.read_text().count("/v1/extract") >= 5, 90, "5 requests")
+        gate.wait()
         first.kill()
+        gate.open()
         time.sleep(0.3)
         second = first.restarted()
         try:
-            output = training.communicate(timeout=120)[0]
+            output = training.communicate(timeout=240)[0]
         finally:
             second.kill()
     assert training.returncode == 0, output

@@ -84,7 +84,7 @@ def test_a_warning_has_one_id_on_both_sides(tmp_path: Path) -> None:
             job = start_train(*COMMON, "--server", running.url)
             assert job.stdout is not None
             warning = next(line for line in job.stdout if "too busy" in line)
-        rest = job.communicate(timeout=120)[0]
+        rest = job.communicate(timeout=240)[0]
         assert job.returncode == 0, rest
         (request_id,) = named_in(warning)
         wait_for(lambda: request_id in log.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from support.http_tools import make_store, metric, until
 from support.hung_store import BUCKET, HungStore, hung_store
 
 pytestmark = pytest.mark.slow
-EPOCHS = 16
+ENOUGH = 1000
+"""More epochs than a job has ended whose keys are replaced."""
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
-    "--epochs", str(EPOCHS),
 )  # fmt: skip
 SERVER = ("--cos-batch", "5", "--chunk-cache", "0")
 """Every request reads the store, and is one frame, so that one that is made again is computed as it was."""
@@ -49,7 +50,7 @@ def test_keys_are_replaced_during_a_job(store: HungStore, tmp_path: Path) -> Non
     report, direct = tmp_path / "report.json", tmp_path / "direct.json"
     log = tmp_path / "log"
     with server(f"s3://{BUCKET}", *SERVER, log=log, **of_profile(store, tmp_path)) as running:
-        job = start_train(*JOB, "--server", running.url, "--report", str(report))
+        job = start_train(*JOB, "--epochs", str(ENOUGH), "--server", running.url, "--report", str(report))
         try:
             answered = lambda: metric(running.port, "hapi_request_seconds_count")  # noqa: E731
             until(lambda: answered() > 8, 60, "answers with the first keys")
@@ -63,13 +64,17 @@ def test_keys_are_replaced_during_a_job(store: HungStore, tmp_path: Path) -> Non
             store.accepted = {"THIRD"}
             until(lambda: store.refused > 30, 60, "more refusals than damaged answers are borne")
             assert job.poll() is None, "a trainer waits for its server's keys"
+            before = answered()
             install(tmp_path, "THIRD")
-            output, _ = job.communicate(200)
+            until(lambda: answered() > before + 8, 60, "answers with the third keys")
+            job.send_signal(signal.SIGINT)
+            output, _ = job.communicate()
         finally:
             job.kill()
-        assert job.wait() == 0, output
+        assert job.wait() == 130, output
         assert running.process.poll() is None
     assert report_of(report)["retries"] > 0
-    train(*JOB, "--store", str(store.folder), "--report", str(direct))
-    assert losses(report_of(report)) == losses(report_of(direct))
+    found = losses(report_of(report))
+    train(*JOB, "--epochs", str(len(found)), "--store", str(store.folder), "--report", str(direct))
+    assert found == losses(report_of(direct))
     assert "Traceback" not in log.read_text()

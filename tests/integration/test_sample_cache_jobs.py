@@ -58,7 +58,7 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
         wait_for(lambda: len(list(cache.glob("*@*/*-*"))) == 2, 90, "both trainers write")
         jobs[1].kill()
         jobs[1].communicate()
-        output = jobs[0].communicate(timeout=180)[0]
+        output = jobs[0].communicate(timeout=240)[0]
         assert jobs[0].returncode == 0, output
         first = report_of(tmp_path / "0.json")
         assert losses(first) == losses(undisturbed) and "cached 100%" in output

@@ -74,7 +74,7 @@ def test_memory_after_thousands_of_requests(tmp_path: Path, requests_in_all: int
             """One keep-alive connection after the other, until this many were asked for in all."""
             while True:
                 with (
-                    socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock,
+                    socket.create_connection(("127.0.0.1", running.port), timeout=240) as sock,
                     sock.makefile("rb") as reader,
                 ):
                     for _ in range(PER_CONNECTION):

@@ -76,7 +76,7 @@ def running(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         ]
         for thread in threads:
             thread.start()
-        stack.callback(lambda: [thread.join(60) for thread in threads])
+        stack.callback(lambda: [thread.join(240) for thread in threads])
         stack.callback(stop.set)
         stack.enter_context(_slow_reader(process.port, known, "students"))
         yield process

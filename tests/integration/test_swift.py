@@ -93,7 +93,7 @@ def test_the_store_is_killed_and_started_again(
                 if sign == "data ":
                     until(lambda: metric(running.port, "hapi_errors_total") > 0, 60, "a failed read")
                 packed.start()
-            output = job.communicate(timeout=120)[0]
+            output = job.communicate(timeout=240)[0]
         finally:
             job.kill()
             packed.start()
@@ -114,7 +114,7 @@ def test_a_storage_node_dies_for_good(swift_copies: Swift, undisturbed: list[flo
             try:
                 read_until(job, "data ")
                 swift_copies.kill("account-1", "container-1", "object-1")
-                output = job.communicate(timeout=120)[0]
+                output = job.communicate(timeout=240)[0]
             finally:
                 job.kill()
             assert job.returncode == 0, output

@@ -49,7 +49,7 @@ def test_faults_that_stay_end_with_one_line(packed: Swift) -> None:
         for fault, said in (("503", "answered 503 InternalError (3 times)"), ("403", "denies access")):
             proxy.faults = (fault,)
             job = (*JOB, "--split", "0", "--server", running.url)
-            done = train(*job, "--patience", "2" if fault == "503" else "200", code=1, seconds=60)
+            done = train(*job, "--patience", "2" if fault == "503" else "200", code=1)
             errors = [line for line in done.stderr.splitlines() if line.startswith("hapi-train: error: ")]
             assert len(errors) == 1 and "Traceback" not in done.stderr, done.stderr
             assert said in errors[0] and f"{ONE}/datasets/digits/" in errors[0] and proxy.url in errors[0]
@@ -90,15 +90,15 @@ def test_wrong_settings(swift: Swift, monkeypatch: pytest.MonkeyPatch, which: st
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         places = {"port": swift.port, "closed": closed.getsockname()[1]}
-    settings = {**swift.environment, "HAPI_STORE_RETRIES": "0", "NO_PROXY": "*", **changes}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value.format(**places))
-    errors = []
-    for call in ("ping", "get", "put", "list"):
-        arguments = {"get": ("a/b",), "put": ("a/b", b"1")}.get(call, ())
-        with pytest.raises(HapiError) as caught:
-            getattr(open_store("s3://hapi/x"), call)(*arguments)
-        errors.append(str(caught.value))
+        settings = {**swift.environment, "HAPI_STORE_RETRIES": "0", "NO_PROXY": "*", **changes}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value.format(**places))
+        errors = []
+        for call in ("ping", "get", "put", "list"):
+            arguments = {"get": ("a/b",), "put": ("a/b", b"1")}.get(call, ())
+            with pytest.raises(HapiError) as caught:
+                getattr(open_store("s3://hapi/x"), call)(*arguments)
+            errors.append(str(caught.value))
     assert all(said in error and len(error) < 300 for error in errors), errors
 
 

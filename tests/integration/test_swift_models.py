@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.forked import environment
+from support.free_ports import free_port
 from support.harness import DIGITS_JOB, ServerProcess, hapi, losses, packed_digits, report_of, server, train
 from support.swift_tools import FaultProxy, Swift
 
@@ -108,7 +108,7 @@ def test_a_pull_that_is_ended_in_the_middle_goes_on(
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(given)
-        assert process.wait(60) == (130 if given == signal.SIGINT else -given)
+        assert process.wait(240) == (130 if given == signal.SIGINT else -given)
         assert not output.exists()
         assert " MiB of them kept from an earlier pull" in hapi(*arguments, **env).stdout
     assert is_raw(merged(output)) and not partial.exists()
@@ -155,10 +155,7 @@ def test_a_training_over_one_server_and_over_two(
     with server(STORE, **models.environment) as running:
         assert trained_over(running, tmp_path / "report.json") == pytest.approx(expected, rel=1e-6)
     with ExitStack() as ends:
-        with ExitStack() as held:
-            ports = [
-                held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)
-            ]
+        ports = [free_port() for _ in range(2)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         providers = [part for url in urls for part in ("--providers", url)]
         running = [

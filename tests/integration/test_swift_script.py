@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def script(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(SCRIPT), *arguments], capture_output=True, text=True, env={**os.environ, **env}, timeout=60, check=False
+        [str(SCRIPT), *arguments], capture_output=True, text=True, env={**os.environ, **env}, timeout=240, check=False
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
     try:
         wait_for(lambda: any(tmp_path.glob("run/*.pid")), 60, "the first process")
         process.terminate()
-        process.communicate(timeout=120)
+        process.communicate(timeout=240)
         assert process.returncode == 128 + signal.SIGTERM
         assert script("status", str(tmp_path)).stdout.count("down") == 4
     finally:

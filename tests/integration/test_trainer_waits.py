@@ -47,7 +47,7 @@ def training(server: ServedApplication, step_seconds: float) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(60)
+        thread.join(240)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def crowd(server: ServedApplication, known: Known, clients: int) -> Iterator[Non
     finally:
         over.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
 
 
 def readings(server: ServedApplication, name: str, seconds: float) -> list[float]:
@@ -81,8 +81,9 @@ def readings(server: ServedApplication, name: str, seconds: float) -> list[float
 def test_a_server_that_trainers_wait_for(folder: Path) -> None:
     with served(folder, max_running=1, cos_batch=1, threads=1) as server, training(server, 0.0):
         until(lambda: metric(server.port, WAIT) > 0, 60, "a trainer's wait")
-        trainers = exchange(server.port, "GET", "/v1/status").json()["trainers"]
-        assert trainers["jobs"] == 1 and trainers["stalled"] > 0.1
+        trainers = lambda: exchange(server.port, "GET", "/v1/status").json()["trainers"]  # noqa: E731
+        until(lambda: trainers()["stalled"] > 0.1, 60, "a trainer that stands still for a tenth of its time")
+        assert trainers()["jobs"] == 1
         (tenant,) = exchange(server.port, "GET", "/v1/status").json()["tenants"]
         assert 0 <= tenant["trainer_wait"] <= 600
 

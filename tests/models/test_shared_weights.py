@@ -360,5 +360,5 @@ def test_a_process_that_ends_waits_for_no_lock(folder: Path, takers: Any) -> Non
     assert said(process) == "loaded 50"
     with (folder / "lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
     assert process.returncode == 0

@@ -117,7 +117,7 @@ def test_windows_are_computed_ahead_in_their_last_pass_and_read_before(
         assert moved.report()["speculated_pieces"] > 0.8 * moved.report()["pieces"]
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < until, "nothing is read ahead"

@@ -84,7 +84,7 @@ def found_by(program: str, *arguments: str) -> dict[str, Any]:
     mine = {name: value for name, value in os.environ.items() if name not in allocator.OWN}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=240,
         env={**mine, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from hapi.arrays import Bytes
 from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
 from hapi.offload.states.disk import DiskStates
 
-SECONDS = 20.0
+SECONDS = 240.0
 
 
 class Room:

@@ -78,7 +78,7 @@ class Nursery:
 
     def close(self) -> None:
         self._in.close()
-        self._process.wait(60)
+        self._process.wait(240)
         self._out.close()
 
 
@@ -99,7 +99,7 @@ def check_kills(nursery: Nursery, folder: Path, loop: str, kills: int) -> None:
         nursery.killed(job, MANY_STEPS, loop, lines, chance.uniform(0, LONGEST_WAIT))
     assert not (job / "model.pt").exists()
     steps = nursery.reached + 5
-    assert kills // 2 < steps < 20 * kills
+    assert kills // 2 < steps
     nursery.whole(job, steps, loop)
     nursery.whole(whole, steps, loop)
     expected, found = (torch.load(path / "model.pt") for path in (whole, job))

@@ -33,7 +33,7 @@ class Swapped:
 
     def is_empty(self) -> bool:
         """Whether nothing is stored any more, as soon as the drives' threads have let go of it."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 240
         while self.swapper.settle() and time.monotonic() < deadline:
             time.sleep(0.001)
         return self.swapper.settle() == 0 and self.swapper.counters.live_bytes == 0

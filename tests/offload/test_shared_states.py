@@ -53,9 +53,9 @@ def run(folder: Path, way: str, steps: int, dies: int = 0) -> list[int]:
     command = [sys.executable, "-c", TRAINER]
     ranks = [subprocess.Popen([*command, str(rank), *arguments], env=environment) for rank in (0, 1)]
     if dies:
-        ranks[1].wait(120)
+        ranks[1].wait(240)
         ranks[0].kill()
-    return [rank.wait(120) for rank in ranks]
+    return [rank.wait(240) for rank in ranks]
 
 
 def results(folder: Path, way: str) -> tuple[dict[str, torch.Tensor], dict[str, object]]:

@@ -98,7 +98,7 @@ def outcome(shell: str, goes_on: bool, body: str = PRINTS) -> tuple[int, str]:
     script = f'"$0" -c "$1" {shell}; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, body + COMMAND % goes_on],
-        capture_output=True, text=True, env=environment(), check=False, timeout=60,
+        capture_output=True, text=True, env=environment(), check=False, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stderr
 
@@ -136,7 +136,7 @@ def test_a_command_that_works_does_not_wait_for_its_reader(tmp_path: Path) -> No
     try:
         until(done.exists, 60, "the end of the work")
         assert process.poll() is None
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -288,6 +288,6 @@ def test_a_version_that_is_tagged_while_it_is_removed(store: LocalStore, removin
         remove_model(other, "m@1")
     else:
         drop_versions(other, "m", 2)
-    tagging.join(10)
+    tagging.join(240)
     assert [type(error) for error in errors] == [NotFoundError]
     assert list_versions(store, "m") == [2] and not list_tags(store, "m")

@@ -279,7 +279,7 @@ def test_two_jobs_see_each_other(server: ServedApplication, known: Known) -> Non
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        assert begun.wait(60)
+        assert begun.wait(240)
         _, seen = answered(server, EXTRACT, known.extract(list(range(40)), job="me"), "http")
     finally:
         stop.set()

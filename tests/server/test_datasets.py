@@ -89,14 +89,14 @@ def test_one_that_hangs_holds_up_nobody_else(store: LocalStore) -> None:
     def size(key: str) -> int:
         if key.startswith("datasets/a/"):
             entered.set()
-            assert leave.wait(30)
+            assert leave.wait(240)
         return LocalStore.size(store, key)
 
     with mock.patch.object(store, "size", size):
         waiting = [threading.Thread(target=lambda: got.append(datasets.current("a"))) for _ in range(3)]
         for thread in waiting:
             thread.start()
-        assert entered.wait(30)
+        assert entered.wait(240)
         assert datasets.current("b").name == "b" and datasets.current("c").name == "c"
         assert not got
         leave.set()

@@ -291,7 +291,7 @@ class Stopped:
         for pid in self.pids:
             if not gone(pid):
                 os.kill(pid, signal.SIGCONT)
-        self._thread.join(60)
+        self._thread.join(240)
 
 
 @pytest.mark.slow
@@ -312,7 +312,7 @@ def test_killed_midway(pool: Decoders, victims: int) -> None:
     for pid in stopped.pids[:victims]:
         os.kill(pid, signal.SIGKILL)
     stopped.join()
-    assert torch.equal(stopped.result.result(60), input_batch(samples, ENCODED, TRANSFORM))
+    assert torch.equal(stopped.result.result(240), input_batch(samples, ENCODED, TRANSFORM))
     pool.batch(samples, ENCODED, TRANSFORM, clock())
     assert pool.replaced == replaced + victims
     assert not set(stopped.pids[:victims]) & set(pool.pids) and set(stopped.pids[victims:]) <= set(pool.pids)
@@ -332,7 +332,7 @@ def test_killed_twice(pool: Decoders) -> None:
         os.kill(pid, signal.SIGKILL)
     stopped.join()
     with pytest.raises(DataError, match=r"died of sample 10\d or of one of . others.*signal 9 and signal 9"):
-        stopped.result.result(60)
+        stopped.result.result(240)
     got = pool.batch(samples, ENCODED, TRANSFORM, clock())
     assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
     pool.wait()
@@ -360,7 +360,7 @@ def test_close_while_they_work() -> None:
         decoders.close()
         for future in waiting:
             with pytest.raises(DrainingError):
-                future.result(30)
+                future.result(240)
     assert all(map(gone, pids))
     with pytest.raises(DrainingError):
         decoders.batch(images(1), ENCODED, TRANSFORM, clock())

@@ -113,7 +113,7 @@ class Gate:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(240)
         self.seen += x[:, 0].tolist()
         return x * 2
 
@@ -130,7 +130,7 @@ def held_up(device: Device) -> tuple[Gate, Any]:
     """A pass that keeps the device until its gate opens."""
     gate = Gate()
     first, _ = begin(device, gate, 0.0)
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(240)
     return gate, first
 
 

@@ -114,7 +114,7 @@ def test_who_does_not_fit_now_waits_for_its_turn() -> None:
     assert order == [0, 1, 2]
 
 
-def wait_until(condition: object, seconds: float = 10.0) -> None:
+def wait_until(condition: object, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -129,7 +129,7 @@ def test_a_client_that_goes_away_leaves_the_line() -> None:
         wait_until(lambda: memory.waiting == 1)
         gone.set()
         with pytest.raises(BadRequestError, match="went away"):
-            waiting.result(10)
+            waiting.result(240)
     assert memory.waiting == 0 and memory.held_bytes == 0
 
 
@@ -231,7 +231,7 @@ def test_never_beyond_the_budget_and_everybody_gets_through(
         return claim.batch
 
     with ThreadPoolExecutor(8) as pool:
-        batches = list(pool.map(work, asked, timeout=30))
+        batches = list(pool.map(work, asked, timeout=240))
     assert not over
     assert all(1 <= batch <= min(item[0], item[3]) for batch, item in zip(batches, asked, strict=True))
     assert memory.held_bytes == 0 and memory.waiting == 0

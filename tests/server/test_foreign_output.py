@@ -25,7 +25,7 @@ print("after", file=sys.stderr)
 def lines_of(body: str) -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("{body}", body)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     return done.returncode, done.stderr.splitlines()
 

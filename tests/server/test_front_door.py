@@ -134,14 +134,14 @@ def expecting(path: str, length: int, *lines: str) -> bytes:
 def test_bodies_that_are_refused_are_not_asked_for(
     server: ServedApplication, path: str, length: int, lines: tuple[str, ...], status: int
 ) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         sock.sendall(expecting(path, length, *lines))
         check_problem(parsed(sock.recv(65536)), status)
 
 
 def test_a_body_that_is_wanted_is_asked_for(server: ServedApplication, known: Known) -> None:
     body = json.dumps(known.samples()).encode()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         sock.sendall(expecting(SAMPLES, len(body), f"Authorization: Bearer {TOKEN}", "Connection: close"))
         assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         sock.sendall(body)
@@ -192,18 +192,18 @@ def test_pages_from_elsewhere_cannot_ask(
 
 
 def test_silent_connections_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 2.0)
     with served(folder, token=TOKEN) as small:
-        silent = socket.create_connection(("127.0.0.1", small.port), timeout=10)
-        dripping = socket.create_connection(("127.0.0.1", small.port), timeout=10)
-        asking = socket.create_connection(("127.0.0.1", small.port), timeout=10)
+        silent = socket.create_connection(("127.0.0.1", small.port), timeout=240)
+        dripping = socket.create_connection(("127.0.0.1", small.port), timeout=240)
+        asking = socket.create_connection(("127.0.0.1", small.port), timeout=240)
         asking.sendall(request_bytes("/v1", b"", "GET", Authorization=f"Bearer {TOKEN}"))
         assert asking.recv(65536).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
         dripping.sendall(b"GET /v1 HTTP/1.1\r\nX: ")
         dripping.settimeout(0.1)
         with pytest.raises(ConnectionError):
-            while time.monotonic() < began + 60:
+            while time.monotonic() < began + 240:
                 try:
                     dripping.sendall(b"y")
                     if not dripping.recv(1):
@@ -221,13 +221,13 @@ def test_silent_connections_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_health_beyond_the_limit(folder: Path) -> None:
     """Authorised connections keep all places; others may ask for the health, and are told to come back otherwise."""
     with served(folder, token=TOKEN, max_connections=3, max_connections_per_address=3) as small:
-        held = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(3)]
+        held = [socket.create_connection(("127.0.0.1", small.port), timeout=240) for _ in range(3)]
         for sock in held:
             sock.sendall(request_bytes("/v1", b"", "GET", Authorization=f"Bearer {TOKEN}"))
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         for _ in range(20):
-            assert exchange(small.port, "GET", "/healthz", seconds=5).status == 200
-        answer = exchange(small.port, "GET", "/v1", headers=AUTHORISED, seconds=5)
+            assert exchange(small.port, "GET", "/healthz").status == 200
+        answer = exchange(small.port, "GET", "/v1", headers=AUTHORISED)
         check_problem(answer, 503, "as many connections")
         assert answer.headers["Retry-After"] == "1" and answer.headers["Connection"] == "close"
         held.pop().close()
@@ -247,14 +247,14 @@ def test_health_when_the_reserve_is_flooded(folder: Path) -> None:
     """Silent connections in the reserve make room for others."""
     with served(folder, max_connections=2, max_connections_per_address=2) as small:
         limits = small.application.connections.limits
-        held = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(2)]
+        held = [socket.create_connection(("127.0.0.1", small.port), timeout=240) for _ in range(2)]
         for sock in held:
             sock.sendall(request_bytes("/v1", b"", "GET"))
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         crowd = []
         for _ in range(20):
-            crowd += [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(20)]
-            assert exchange(small.port, "GET", "/healthz", seconds=20).status == 200
+            crowd += [socket.create_connection(("127.0.0.1", small.port), timeout=240) for _ in range(20)]
+            assert exchange(small.port, "GET", "/healthz").status == 200
             assert small.application.connections.open <= limits.total + limits.reserve + 1
         for sock in crowd:  # at once, or after its second
             with contextlib.suppress(ConnectionError):
@@ -279,9 +279,9 @@ def test_tls_handshakes_have_their_time_too(
         pytest.skip(f"no openssl to make a certificate: {error}")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 2.0)
     with served(folder, tls=tls, max_connections=4, max_connections_per_address=4) as small:
-        silent = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(3)]
+        silent = [socket.create_connection(("127.0.0.1", small.port), timeout=240) for _ in range(3)]
         until(lambda: small.application.connections.open == 3, 5, "their places")
         for sock in silent:
             assert sock.recv(1) == b""
@@ -289,9 +289,9 @@ def test_tls_handshakes_have_their_time_too(
         until(lambda: small.application.connections.open == 0, 5, "the end of all")
         client = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         for _ in range(2):
-            crowd = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(6)]
+            crowd = [socket.create_connection(("127.0.0.1", small.port), timeout=240) for _ in range(6)]
             with (
-                socket.create_connection(("127.0.0.1", small.port), timeout=10) as plain,
+                socket.create_connection(("127.0.0.1", small.port), timeout=240) as plain,
                 client.wrap_socket(plain, server_hostname="localhost") as sock,
             ):
                 sock.sendall(request_bytes("/healthz", b"", "GET"))

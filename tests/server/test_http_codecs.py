@@ -84,7 +84,7 @@ def test_encoding_counts_as_the_server_s_work(server: ServedApplication, known: 
 
 
 def test_a_connection_goes_on_after_an_encoded_answer(server: ServedApplication, known: Known) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     try:
         bodies = []
         for codec in ("zeros", "none", "planes"):
@@ -126,5 +126,5 @@ def test_several_at_once(server: ServedApplication, known: Known) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert found == [True] * 6

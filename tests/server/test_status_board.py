@@ -94,11 +94,11 @@ def test_stages_under_way_are_those_of_all_threads() -> None:
     def decode() -> None:
         with clock.stage("decode"):
             inside.set()
-            leave.wait(10)
+            leave.wait(240)
 
     thread = threading.Thread(target=decode)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(240)
     with clock.stage("send"), clock.stage("decode"):
         assert progress.stages() == ("decode", "send")
         progress.forward = lambda: "device_wait"
@@ -108,7 +108,7 @@ def test_stages_under_way_are_those_of_all_threads() -> None:
         progress.forward = str
     assert progress.stages() == ("decode",)
     leave.set()
-    thread.join(10)
+    thread.join(240)
     assert progress.stages() == ()
     with pytest.raises(KeyError), clock.stage("forward"):
         raise KeyError

@@ -70,7 +70,7 @@ def test_one_load_ahead_at_a_time(known: Known, application: ServedApplication) 
     go_on, load = threading.Event(), PrefixLoader.load
 
     def slow(*arguments: Any) -> Any:
-        go_on.wait(30)
+        go_on.wait(240)
         return load(*arguments)
 
     with mock.patch.object(PrefixLoader, "load", slow):

@@ -72,7 +72,7 @@ def test_a_load_under_way_is_waited_for_and_taken_over_when_it_fails() -> None:
     def fails(missing: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         yield from give("a")
         begun.set()
-        release.wait(20)
+        release.wait(240)
         raise ValueError("no")
 
     def first() -> None:
@@ -89,14 +89,14 @@ def test_a_load_under_way_is_waited_for_and_taken_over_when_it_fails() -> None:
 
     one = threading.Thread(target=first)
     one.start()
-    assert begun.wait(20)
+    assert begun.wait(240)
     two = threading.Thread(target=lambda: pool.take(sizes("abc"), load))
     two.start()
     while asked != ["c"]:
         time.sleep(0.001)
     release.set()
     for thread in (one, two):
-        thread.join(20)
+        thread.join(240)
         assert not thread.is_alive()
     assert outcome == ["failed"] and asked == ["c", "b"]
     assert pool.resident_bytes == 30 and pool.release("abc") == 30

@@ -47,10 +47,12 @@ def good(connection: socket.socket, request: bytes) -> bool:
 
 
 @contextmanager
-def reading(reply: Reply, timeout: float = 5.0, **limits: float) -> Iterator[tuple[HttpRanges, TinyServer]]:
+def reading(reply: Reply, timeout: float = 240.0, **limits: float) -> Iterator[tuple[HttpRanges, TinyServer]]:
     with serving(reply) as server:
         transport = HttpTransport(
-            server.url, timeout=timeout, answer_limits=AnswerLimits(**{"rate": 1024, "window": 1.0, **limits})
+            server.url,
+            timeout=timeout,
+            answer_limits=AnswerLimits(**{"rate": 1024, "window": 240.0, **limits}),
         )
         reader = HttpRanges(transport, lambda key: f"/of/{key}", headers={"X-Mine": "1"})
         try:

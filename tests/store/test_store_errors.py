@@ -239,7 +239,7 @@ def certified(folder: Path) -> tuple[Path, Path, Path]:
         ["x509", "-req", "-in", folder / "request", "-CA", authority, "-CAkey", authority_key, "-CAcreateserial",
          "-extfile", more, "-out", certificate],
     ):  # fmt: skip
-        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True, timeout=240)
     return authority, certificate, key
 
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hapi
+from support.free_ports import free_port
 from support.harness import wait_for
 from support.http_tools import exchange
 
@@ -95,8 +95,7 @@ def command_of(
 def balanced(kind: str, folder: Path, servers: Sequence[int]) -> Iterator[Balancer]:
     """Run one in front of the servers with these ports until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     command = command_of(kind, folder, port, servers)
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -105,7 +104,7 @@ def balanced(kind: str, folder: Path, servers: Sequence[int]) -> Iterator[Balanc
         yield Balancer(kind, port, process, folder)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(240)
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:

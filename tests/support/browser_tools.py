@@ -17,6 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from support.waiting import PATIENCE
+
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
@@ -40,7 +42,7 @@ class Tab:
 
     def call(self, method: str, **parameters: Any) -> Any:
         """The result of one command."""
-        return self._loop.run_until_complete(asyncio.wait_for(self._call(method, parameters), 60))
+        return self._loop.run_until_complete(asyncio.wait_for(self._call(method, parameters), PATIENCE))
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
         self._number += 1
@@ -68,7 +70,7 @@ class Tab:
             raise AssertionError(f"{script[:200]}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def until(self, script: str, seconds: float = 60) -> Any:
+    def until(self, script: str, seconds: float = PATIENCE) -> Any:
         """Poll until an expression is true; its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.run(script)):
@@ -116,7 +118,7 @@ class Browser:
         with (folder.parent / "browser.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         port = folder / "DevToolsActivePort"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (port.exists() and len(port.read_text().split()) == 2):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.close()
@@ -130,7 +132,7 @@ class Browser:
     def tab(self, url: str, width: int = 1280, height: int = 1000, scheme: str = "light") -> Iterator[Tab]:
         """A new tab at ``url``."""
         request = urllib.request.Request(f"{self._address}/json/new?about:blank", method="PUT")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             found = json.load(answer)
         tab = Tab(found["webSocketDebuggerUrl"])
         try:
@@ -140,7 +142,7 @@ class Browser:
             yield tab
         finally:
             tab.close()
-            urllib.request.urlopen(f"{self._address}/json/close/{found['id']}", timeout=30).close()
+            urllib.request.urlopen(f"{self._address}/json/close/{found['id']}", timeout=240).close()
 
     def close(self) -> None:
         """End the process."""

@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.forked import ROOT as ROOT
 from support.forked import ForkedProcess, environment
+from support.waiting import PATIENCE, until
 
 DIGITS_JOB = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--lr", "0.002", "--no-progress",
@@ -68,7 +68,7 @@ class ServerProcess:
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=lambda: lines.put(self.process.stdout.readline()), daemon=True).start()
         try:
-            line = lines.get(timeout=180)
+            line = lines.get(timeout=PATIENCE)
         except queue.Empty:
             self.kill()
             raise AssertionError("the server did not say that it listens") from None
@@ -84,10 +84,10 @@ class ServerProcess:
         self.process.wait()
         self._close()
 
-    def stop(self, seconds: float = 30.0) -> int:
+    def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(seconds)
+        code: int = self.process.wait(PATIENCE)
         self._close()
         return code
 
@@ -125,7 +125,7 @@ def server(store: Path | str, *arguments: str, **options: Any) -> Iterator[Serve
 
 
 def hapi(
-    *arguments: str, code: int | None = 0, seconds: float = 120, **env: str
+    *arguments: str, code: int | None = 0, seconds: float = PATIENCE, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hapi ...`` and check its exit code."""
     return _forked(["hapi.cli.main", *arguments], code, seconds, env)
@@ -138,14 +138,14 @@ def packed_digits(folder: Path, count: int) -> Path:
 
 
 def train(
-    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+    *arguments: str, code: int | None = 0, seconds: float = PATIENCE, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hapi-train ...``, without a run folder unless ``--output`` is given, and check its exit code."""
     return _forked(["hapi.cli.train", "--no-output", "--threads", "1", *arguments], code, seconds, env)
 
 
 def new_train(
-    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+    *arguments: str, code: int | None = 0, seconds: float = PATIENCE, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """As :func:`train`, in a new interpreter: where what it holds in memory is the point."""
     return run(
@@ -215,10 +215,6 @@ def losses(report: dict[str, Any]) -> list[float]:
     return of_epochs(report, "loss")
 
 
-def wait_for(condition: Any, seconds: float = 30.0, what: str = "condition") -> None:
-    """Poll until ``condition()`` is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true within {seconds} s")
-        time.sleep(0.02)
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE, what: str = "the condition") -> None:
+    """As :func:`until`."""
+    until(condition, seconds, what)

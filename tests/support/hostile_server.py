@@ -36,7 +36,7 @@ DATASET, EXTRACT, SAMPLES, MODEL = "/v1/datasets/blobs", "/v1/extract", "/v1/sam
 FAREWELL = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil \ud800"
-FOREVER = 60.0
+FOREVER = 600.0
 """Seconds for which a server goes on with what has no end; the client leaves long before."""
 
 Act = Callable[[socket.socket, bytes], object]

@@ -10,7 +10,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +38,8 @@ from hapi.store.open import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.references import TransformSpec
+from support.waiting import PATIENCE
+from support.waiting import until as until
 
 COUNT, SIDE, SPLIT = 40, 32, 4
 SPEC = ModelSpec(architecture="resnet18", weights="random:0", input_shape=(3, SIDE, SIDE))
@@ -159,7 +160,7 @@ def exchange(
     path: str,
     body: Any = None,
     headers: dict[str, str] | None = None,
-    seconds: float = 60,
+    seconds: float = PATIENCE,
 ) -> Answer:
     """One request on a connection of its own; a dict or list as ``body`` is sent as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
@@ -176,7 +177,7 @@ def exchange(
         connection.close()
 
 
-def raw(port: int, data: bytes, seconds: float = 20, *, half_close: bool = False) -> bytes:
+def raw(port: int, data: bytes, seconds: float = PATIENCE, *, half_close: bool = False) -> bytes:
     """Send these bytes on a connection of its own, return all that comes until it closes or stays silent."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as sock:
         try:
@@ -279,7 +280,7 @@ class ServedApplication:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="served-application")
         self._thread.start()
-        if not self._ready.wait(30):
+        if not self._ready.wait(PATIENCE):
             raise AssertionError("the application did not start")
 
     def _run(self) -> None:
@@ -300,7 +301,7 @@ class ServedApplication:
     def close(self) -> None:
         """Stop serving and end every thread."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         self.application.close()
         self.service.close()
 
@@ -321,12 +322,3 @@ def served(folder: Path, **settings: Any) -> Iterator[ServedApplication]:
         yield application
     finally:
         application.close()
-
-
-def until(condition: Any, seconds: float, what: str) -> None:
-    """Poll until ``condition()`` is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come within {seconds} s")
-        time.sleep(0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from hapi.train.distributed.launch import launched
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 from support.forked import ForkedProcess
+from support.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -67,8 +67,7 @@ class ForkedRanks:
     """
 
     def __init__(self, count: int, command: Sequence[str], folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self._files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115  see communicate
         common = {
             "WORLD_SIZE": count,
@@ -117,7 +116,7 @@ class ForkedRanks:
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             now = time.monotonic()
-            if now > deadline or (self._failed and now > self._failed + 30):
+            if now > deadline or (self._failed and now > self._failed + 120):
                 self.send_signal(signal.SIGKILL)
             time.sleep(0.02)
         said = []
@@ -164,7 +163,7 @@ def ranks_below(process: subprocess.Popen[str]) -> list[int]:
 
 
 def hapi_train(
-    ranks: int, *flags: str, folder: Path, seconds: float = 250
+    ranks: int, *flags: str, folder: Path, seconds: float = 500
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hapi-train`` in ``folder`` by so many ranks; by one process that is no rank for 0."""
     command = ["hapi.cli.train", *flags]

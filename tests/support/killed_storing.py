@@ -1,6 +1,8 @@
-"""``hapi`` in a process that SIGKILL ends at its n-th change of an object store, whichever store that is.
+"""``hapi`` in a process that a signal ends at its n-th change of an object store, whichever store that is.
 
-    python -m support.killed_storing CHANGE WHERE COUNT ARGUMENT...     COUNT such changes happen; the next one does not
+    python -m support.killed_storing CHANGE WHERE COUNT SIGNAL ARGUMENT...
+
+COUNT such changes happen; the next one does not where the signal is SIGKILL.
 
 CHANGE is "put", "delete", or "piece": one of the bytes of a large object while it is written. WHERE is in its key.
 """
@@ -22,14 +24,19 @@ from support.forked import ForkedProcess, environment
 
 
 def killed_storing(
-    change: str, where: str, count: int, *arguments: str, env: Mapping[str, str] | None = None
+    change: str,
+    where: str,
+    count: int,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    number: int = signal.SIGKILL,
 ) -> tuple[int, str]:
     """Run ``hapi`` with these arguments; return its exit code, -9 if it was killed, and what it printed.
 
-    Locks do not count.
+    ``number``: of the signal. Locks do not count.
     """
     process = ForkedProcess(
-        [__name__, change, where, str(count), *arguments],
+        [__name__, change, where, str(count), str(int(number)), *arguments],
         env=environment(**(env or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,14 +45,14 @@ def killed_storing(
     return process.wait(), output
 
 
-def _die_at(change: str, where: str, count: int) -> None:
+def _die_at(change: str, where: str, count: int, number: int) -> None:
     left = count
 
     def moment(key: str) -> None:
         nonlocal left
-        left -= where in key and "lock" not in key
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        before, left = left, left - (where in key and "lock" not in key)
+        if left < 0 <= before:
+            os.kill(os.getpid(), number)
 
     def counted(key: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
         for piece in pieces:
@@ -69,5 +76,5 @@ def _die_at(change: str, where: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _die_at(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    sys.exit(main(sys.argv[4:]))
+    _die_at(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    sys.exit(main(sys.argv[5:]))

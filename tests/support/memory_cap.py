@@ -24,7 +24,7 @@ def memory_cap(nbytes: int) -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
     yield group
-    for _ in range(50):
+    for _ in range(600):
         try:
             group.rmdir()
             return
@@ -45,6 +45,6 @@ def run_in(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )

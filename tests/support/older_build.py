@@ -26,7 +26,7 @@ def _git(*arguments: str) -> bytes:
     """What git says; nothing where it is not there, or fails as in a copy without history."""
     try:
         return subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=60, check=True
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=240, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return b""

@@ -34,7 +34,7 @@ class CountingStore(LocalStore):
             self.ranges += [(part.key, part.start, part.start + part.out.nbytes) for part in found]
         if self.gate is not None:
             self.entered.set()
-            assert self.gate.wait(10)
+            assert self.gate.wait(240)
         if any(self.fail() for _ in found):
             raise StoreError("the store is down; start it")
         if self.fails_after is not None:

@@ -78,7 +78,7 @@ class Swift:
     def _script(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [str(SCRIPT), command, str(self.folder)], capture_output=True, text=True,
-            env={**os.environ, **self._settings}, timeout=150, check=False,
+            env={**os.environ, **self._settings}, timeout=240, check=False,
         )  # fmt: skip
         if check and done.returncode:
             raise AssertionError(f"swift-loopback {command} ended with {done.returncode}: {done.stderr}")
@@ -97,7 +97,7 @@ def running_swift(folder: Path, nodes: int, replicas: int) -> Iterator[Swift]:
     try:
         yield Swift(folder, nodes, replicas)
     finally:
-        subprocess.run([str(SCRIPT), "stop", str(folder)], capture_output=True, timeout=60, check=False)
+        subprocess.run([str(SCRIPT), "stop", str(folder)], capture_output=True, timeout=240, check=False)
 
 
 class FaultProxy:
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             code = "AccessDenied" if fault == "403" else "InternalError"
             self._answer(int(fault), {}, f"<Error><Code>{code}</Code></Error>".encode())
             return
-        upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
         try:
             upstream.request(self.command, self.path, body, dict(self.headers))
             response = upstream.getresponse()

@@ -20,7 +20,7 @@ def at_once(count: int, work: Callable[[int], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
         assert not thread.is_alive(), "a thread waits for ever"
     if errors:
         raise errors[0]

@@ -106,7 +106,7 @@ def test_the_connection_is_kept(application: ServedApplication) -> None:
     """Also after a range and a 416: the answer's length is known."""
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", application.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", application.port, timeout=240)
     for span in ("bytes=0-9", f"bytes={len(DATA)}-", "bytes=-5"):
         connection.request("GET", PATH, headers={"Range": span})
         response = connection.getresponse()

@@ -32,7 +32,7 @@ class Counting(RemoteStore):
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         if self.gate is not None:
-            self.gate.wait(20)
+            self.gate.wait(240)
         if self.error is not None:
             raise self.error
         self.bytes += sum(part.out.nbytes for part in parts)
@@ -98,7 +98,7 @@ def test_all_that_wait_get_what_one_fetches(store: Counting) -> None:
     with ThreadPoolExecutor(8) as readers:
         running = [readers.submit(read, cache, 0, SIZE) for _ in range(8)]
         store.gate.set()
-        assert all(reading.result(20) == DATA for reading in running)
+        assert all(reading.result(240) == DATA for reading in running)
     assert store.bytes == SIZE
 
 

@@ -251,7 +251,7 @@ def test_a_read_that_ends_well_later_forgives_nothing(store: Store) -> None:
     left = threading.Event()
 
     def late(connection: socket.socket, request: bytes) -> bool:
-        left.wait(20)
+        left.wait(240)
         return other_bytes(connection, request)
 
     with serving(late) as lying, reader_of(store, [lying.url]) as packs:
@@ -260,7 +260,7 @@ def test_a_read_that_ends_well_later_forgives_nothing(store: Store) -> None:
         until(lambda: lying.requests, 20, "the request")
         packs._peers.leave(lying.url)
         left.set()
-        reading.join(20)
+        reading.join(240)
         assert not packs._peers.to_ask(PACKS[1])
 
 

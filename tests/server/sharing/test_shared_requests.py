@@ -159,10 +159,10 @@ def test_small_requests_at_once_are_one_pass(
     decoding.hold = before
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(extracted, service, known, ALL[:5])
-        assert decoding.reached.wait(60)
+        assert decoding.reached.wait(240)
         second = pool.submit(extracted, service, known, ALL[:5])
         decoding.opened.set()
-        found = [first.result(60), second.result(60)]
+        found = [first.result(240), second.result(240)]
     assert all(same(each, expected) for each in found) and computed(service) == 5
 
 
@@ -212,7 +212,7 @@ class Gate:
                 number, self.calls = self.calls, self.calls + 1
             if number == self.hold:
                 self.reached.set()
-                assert self.opened.wait(60)
+                assert self.opened.wait(240)
             if number == self.fail:
                 raise DataError("sample 17 is damaged")
             real(decoders, *args)
@@ -236,7 +236,7 @@ def leader_at_its_second_batch(service: Service, known: Known, decoding: Gate) -
     stream = opened(service, known, ALL[:32])
     for _ in next(stream.frames):
         pass
-    assert decoding.reached.wait(60)
+    assert decoding.reached.wait(240)
     assert service.sharing.table.under_way == 16
     return stream
 
@@ -262,7 +262,7 @@ def joined_while(
     with ThreadPoolExecutor(1) as pool:
         follower = pool.submit(extracted, service, known, ALL[:32])
         end(leader)
-        return follower.result(60)
+        return follower.result(240)
 
 
 def test_a_leader_that_goes_on_is_joined(
@@ -360,7 +360,7 @@ def test_many_at_once_compute_each_sample_once(folder: Path, known: Known) -> No
             asked = [
                 pool.submit(exchange, server.port, "POST", EXTRACT, known.extract(ids)) for ids in orders
             ]
-            answers = [each.result(60) for each in asked]
+            answers = [each.result(240) for each in asked]
         for ids, answer in zip(orders, answers, strict=True):
             known.check_features(answer.body, ids)
         counts = server.service.sharing.counts.all()

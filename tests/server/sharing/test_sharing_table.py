@@ -36,7 +36,7 @@ class Pass:
         self.left = False
 
     def features(self) -> Bytes:
-        assert self.over.wait(30)
+        assert self.over.wait(240)
         if self.error is not None:
             raise self.error
         return features_of(self.ids)
@@ -147,7 +147,7 @@ def test_whoever_needs_a_loaded_pass_first_begins_it(error: Exception | None) ->
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(pending.wait, Interest()) for _ in range(3)]
         pending.loaded(start)
-        results = [each.result(30) for each in waiting]
+        results = [each.result(240) for each in waiting]
     assert len(begun) == 1 and pending.begin() is begun[0]
     for found in results:
         assert found is None if error else (found is not None and (found == features_of(pending.ids)).all())
@@ -158,7 +158,7 @@ def test_an_owner_that_leaves_wakes_those_that_wait() -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pending.wait, Interest())
         assert pending.fail() is None
-        assert waiting.result(30) is None
+        assert waiting.result(240) is None
     pending.loaded(lambda: Pass(pending.ids))
     assert pending.begin() is None, "what is loaded too late is not computed"
 

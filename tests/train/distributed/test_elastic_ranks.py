@@ -24,7 +24,7 @@ JOB = (
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_machine_that_joins_shares_the_epoch(tmp_path: Path) -> None:
     store, kept = tmp_path / "store", tmp_path / "shared" / "checkpoint.pt"
     said = tmp_path / "said"
@@ -57,7 +57,7 @@ def test_a_machine_that_joins_shares_the_epoch(tmp_path: Path) -> None:
             for machine in machines:  # ranks outlive a launcher that is killed
                 machine.send_signal(signal.SIGTERM)
             for machine in machines:
-                machine.wait(60)
+                machine.wait(240)
         epochs = len(torch.load(kept)["epochs"]) + 2
         more = ("--server", running.url, "--resume", "shared", "--epochs", str(epochs))
         done = hapi_train(0, *JOB, *more, folder=tmp_path)

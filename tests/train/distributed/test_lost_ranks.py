@@ -68,7 +68,7 @@ def test_a_rank_that_hangs_is_named_by_the_others(tmp_path: Path) -> None:
         until(lambda: len(said()) == 5, 60, "lines of the other two")
     finally:
         ranks.send_signal(signal.SIGKILL)
-        out, _ = ranks.communicate(30)
+        out, _ = ranks.communicate(240)
     lines = sorted(line for line in out.splitlines() if line != "met")
     assert [line[:7] for line in lines] == ["rank 0:", "rank 2:"]
     assert all("rank 1 of 3 did not answer: it has ended or hangs" in line for line in lines), out
@@ -88,7 +88,7 @@ def test_torchrun_starts_the_ranks_again_after_one_hung(url: str, tmp_path: Path
     said = next(line for line in process.stderr if line.startswith("hapi-train:"))
     os.kill(stopped, signal.SIGCONT)  # torchrun would kill it too, 30 s later
     assert "rank 1 of 3 did not answer: it has ended or hangs" in said
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
     found = report(tmp_path / "run")
     assert found["resumes"] == 1 and [e["samples"] for e in found["epochs"]] == [COUNT] * EPOCHS
@@ -104,7 +104,7 @@ def test_ranks_stop_with_a_checkpoint_when_torchrun_is_killed(url: str, tmp_path
     ranks = ranks_below(process)
     try:
         process.kill()
-        _, said = process.communicate(timeout=60)  # the ranks have its stderr, too
+        _, said = process.communicate(timeout=240)  # the ranks have its stderr, too
     finally:
         for rank in ranks:
             with suppress(ProcessLookupError):
@@ -120,7 +120,7 @@ def test_bytes_of_an_interrupted_epoch_are_those_of_all_ranks(url: str, tmp_path
     ranks = ForkedRanks(3, ["hapi.cli.train", *flags(url, "--output", "run", *more)], tmp_path)
     written(tmp_path / "run", ranks.poll)
     ranks.send_signal(signal.SIGTERM)
-    _, said = ranks.communicate(100)
+    _, said = ranks.communicate(240)
     stopped = report(tmp_path / "run")["ended"]
     assert stopped["how"] == "interrupted", said
     last = str(stopped["epoch"] + 2)
@@ -143,11 +143,11 @@ def check_line(output: str, said: str) -> None:
 
 def test_two_jobs_on_one_port_and_a_host_that_is_not_there(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        output, _ = (second := start_rank(0, other.getsockname()[1], url)).communicate(60)
+        output, _ = (second := start_rank(0, other.getsockname()[1], url)).communicate(240)
     assert second.wait() == 2
     check_line(output, "another process listens there, maybe another job's; give each job a port of its own")
     lost = start_rank(0, free_port(), url, MASTER_ADDR="x" * 64)
-    output, _ = lost.communicate(60)
+    output, _ = lost.communicate(240)
     assert lost.wait() == 2
     check_line(output, "there is no such host; give the address of the first rank's machine")
 
@@ -156,7 +156,7 @@ def test_ranks_with_different_arguments(url: str) -> None:
     port = free_port()
     ranks = [start_rank(rank, port, url, "--lr", f"0.{rank + 1}") for rank in range(2)]
     try:
-        output, _ = ranks[0].communicate(60)
+        output, _ = ranks[0].communicate(240)
         assert ranks[0].wait() == 2
         check_line(output, "rank 1 has --lr 0.2 and the first one 0.1: give all ranks the same settings")
     finally:

@@ -16,11 +16,14 @@ import torch
 from support.harness import server
 from support.joint_training import ROOT, ForkedRanks, environment, hapi_train, ranks_below, torchrun
 from support.local_job import pack_blobs
+from support.proxy import gated
 
 pytestmark = pytest.mark.slow
 
 COUNT = 131
 EPOCHS = 3
+ENOUGH = 40
+"""Requests of four ranks for some steps, of an epoch that has eleven."""
 MODEL = "support.joint_training:network"
 
 
@@ -60,7 +63,7 @@ def report(job: Path, output: str) -> dict[str, Any]:
 
 
 def wait_for(path: Path, poll: Callable[[], int | None]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 240
     while not path.exists() and poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert path.exists(), f"ended with {poll()}"
@@ -78,20 +81,21 @@ def test_killed_and_resumed_by_other_numbers_of_ranks(
     kept = tmp_path / "shared" / "checkpoint.pt"
 
     def begin(ranks: int, *more: str) -> ForkedRanks:
-        return ForkedRanks(ranks, ["hapi.cli.train", *flags("--server", url, *more)], tmp_path)
+        return ForkedRanks(ranks, ["hapi.cli.train", *flags(*more)], tmp_path)
 
-    process = begin(4, "--output", "shared")
-    wait_for(kept, process.poll)
-    os.kill(process.pids[2], signal.SIGKILL)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode != 0
+    with gated(int(url.rpartition(":")[2]), ENOUGH) as gate:
+        process = begin(4, "--output", "shared", "--server", gate.url)
+        wait_for(kept, process.poll)
+        os.kill(process.pids[2], signal.SIGKILL)
+        _, said = process.communicate(timeout=240)
+        assert process.returncode != 0
     for ranks in (2, 3):
-        process = begin(ranks, "--resume", "shared")
+        process = begin(ranks, "--resume", "shared", "--server", url)
         before = kept.stat().st_mtime_ns
         while process.poll() is None and kept.stat().st_mtime_ns == before:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=100)
+        _, said = process.communicate(timeout=240)
     done = hapi_train(0, *flags("--server", url, "--resume", "shared"), folder=tmp_path)
     assert done.returncode == 0, said + done.stderr
     check_as_alone(alone, report(tmp_path, "shared"))
@@ -109,7 +113,7 @@ def test_torchrun_starts_the_ranks_again_after_one_died(
     )
     wait_for(tmp_path / "shared" / "checkpoint.pt", process.poll)
     os.kill(ranks_below(process)[1], signal.SIGKILL)
-    out, said = process.communicate(timeout=200)
+    out, said = process.communicate(timeout=240)
     assert process.returncode == 0, out + said
     assert report(tmp_path, "shared")["resumes"] == 1
     check_as_alone(alone, report(tmp_path, "shared"))
