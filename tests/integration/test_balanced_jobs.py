@@ -15,6 +15,7 @@ from support.balancers import KINDS, Balancer, balanced, program
 from support.forked import ForkedProcess
 from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train, wait_for
 from support.http_tools import exchange, make_store, metric
+from support.proxy import paced
 
 from hapi.wire.frames import WIRE_VERSION
 
@@ -26,6 +27,8 @@ JOB = (
 )  # fmt: skip
 SERVER = ("--cos-batch", "5")
 """One frame a request, so that a request that is made again is computed as it was."""
+PACE = 0.1
+"""Seconds between two requests of that job."""
 MOST_RETRIES = 2
 """Requests that a trainer makes again for each server that goes."""
 
@@ -81,15 +84,16 @@ def served(one: ServerProcess) -> float:
 @contextmanager
 def job(balancer: Balancer, path: Path) -> Iterator[ForkedProcess]:
     """The job, under way until the end of the block: how long servers take to restart there decides nothing."""
-    running = start_train(*JOB, "--epochs", str(ENOUGH), "--server", balancer.url, "--report", str(path))
-    try:
-        yield running
-        assert running.poll() is None, running.communicate(1)[0]
-        running.send_signal(signal.SIGINT)
-        output, _ = running.communicate(60)
-        assert running.wait() == 130, output
-    finally:
-        running.kill()
+    with paced(balancer.port, PACE) as proxy:
+        running = start_train(*JOB, "--epochs", str(ENOUGH), "--server", proxy.url, "--report", str(path))
+        try:
+            yield running
+            assert running.poll() is None, running.communicate(1)[0]
+            running.send_signal(signal.SIGINT)
+            output, _ = running.communicate(240)
+            assert running.wait() == 130, output
+        finally:
+            running.kill()
 
 
 def check(folder: Path, path: Path, gone: int) -> None:

@@ -94,8 +94,9 @@ def _without_journal(store: LocalStore) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_at_each_change_of_a_file(
-    command: str, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, every: int, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(prepared, 4, 5)
     checkpoint(prepared, 1, 5)
@@ -110,7 +111,7 @@ def test_killed_at_each_change_of_a_file(
     after = check(undisturbed, capsys)
     assert main(["gc", undisturbed.url, "--yes"]) == 0
     left = _without_journal(undisturbed)
-    for moment in range(NEVER):
+    for moment in range(0, NEVER, every):
         folder = tmp_path / str(moment)
         shutil.copytree(prepared / "store", folder)
         store = LocalStore(folder)
