@@ -13,7 +13,7 @@ from hapi.paths import write_whole
 
 def _fleet(args: argparse.Namespace) -> Outcome:
     from benchmarks.fleet.bed import FleetBed
-    from benchmarks.fleet.cells import cells
+    from benchmarks.fleet.cells import cells, method
     from benchmarks.fleet.engine import measure_cells
     from benchmarks.fleet.page import cell_lines, page, summary_lines, verdict
     from benchmarks.fleet.whole import PARTS, document_of, simulate_parts
@@ -29,7 +29,7 @@ def _fleet(args: argparse.Namespace) -> Outcome:
     else:
         known = cells()
         bed = FleetBed(max(cell.servers for cell in known)).describe()
-        found = Results(Path(args.results), {**conditions(), "test_bed": bed})
+        found = Results(Path(args.results), {**conditions(), "test_bed": bed, "grid": method()})
         if "bed" in parts:
             measure_cells(found, known, tell)
         simulate_parts(found, parts, tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hapi.cluster.simulation.fleet import Fleet, ServerGroup, SharedLink, SharedMachine, TrainerGroup
 
@@ -12,8 +13,13 @@ MODEL, FREEZE, SIDE = "resnet18", 4, 64
 BS = 8
 SAMPLES = 512
 CORES = 2.0
-WARM_UP, MEASURED = 10.0, 20.0
-"""Seconds of each cell, on the bed and in the simulator: an answer of a link that all share takes seconds."""
+WARM_UP = 10.0
+MEASURED, MEASURED_UNEQUAL = 30.0, 60.0
+"""Seconds of a cell with equal links, and of any other, where a trainer's answer may take seconds."""
+COOL_DOWN = 3.0
+"""Seconds for which trainers go on, so that the last ones have the same company as before."""
+QUEUES = "one for each connection"
+"""Way in which connections share a link: part of how a cell is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +38,20 @@ class FleetCell:
     """Part of its link's rate that the last server has."""
     hold_out: bool = True
     """Whether the simulator is not fitted to it."""
+    runs: int = 1
+    """Times that it is measured, apart from each other: the bed's own repeatability."""
 
     @property
     def key(self) -> str:
         """Unlike that of any other cell."""
-        return "/".join(str(value) for name, value in asdict(self).items() if name != "hold_out")
+        return "/".join(
+            str(value) for name, value in asdict(self).items() if name not in ("hold_out", "runs")
+        )
+
+    @property
+    def measured(self) -> float:
+        """Seconds that count, after :data:`WARM_UP`."""
+        return MEASURED if self.shared is None and self.slow == 1 else MEASURED_UNEQUAL
 
     @property
     def links(self) -> list[float]:
@@ -47,24 +62,30 @@ class FleetCell:
 
 
 def cells() -> list[FleetCell]:
-    """Every number of servers and trainers; then unequal links, and a link that all share."""
-    found = []
+    """Unequal links, and a link that all share; then every number of servers and trainers."""
+    found = [
+        FleetCell(servers=2, trainers=4, link=12e6, pause=0.05, slow=0.25),
+        FleetCell(servers=4, trainers=6, link=8e6, pause=0.1, slow=0.25, runs=2),
+        FleetCell(servers=3, trainers=8, link=16e6, pause=0.05, shared=24e6, runs=2),
+        FleetCell(servers=4, trainers=4, link=12e6, pause=0.05, shared=24e6, hold_out=False),
+        FleetCell(servers=2, trainers=3, link=16e6, pause=0.1, shared=20e6, runs=2),
+    ]
     for servers in (1, 2, 3, 4):
         for number, trainers in enumerate((1, 2, 4, 8)):
             pause = (0.05, 0.2, 0.4)[(servers + number) % 3]
             # Fitted: one in four, each number of servers and of trainers once.
             fitted = number == (0, 2, 3, 1)[servers - 1]
-            found.append(
-                FleetCell(servers=servers, trainers=trainers, link=12e6, pause=pause, hold_out=not fitted)
+            runs = 2 if (servers, trainers) == (3, 2) else 1
+            cell = FleetCell(
+                servers=servers, trainers=trainers, link=12e6, pause=pause, hold_out=not fitted, runs=runs
             )
-    found += [
-        FleetCell(servers=2, trainers=4, link=12e6, pause=0.05, slow=0.25),
-        FleetCell(servers=4, trainers=6, link=8e6, pause=0.1, slow=0.25),
-        FleetCell(servers=3, trainers=8, link=16e6, pause=0.05, shared=24e6),
-        FleetCell(servers=4, trainers=4, link=12e6, pause=0.05, shared=24e6, hold_out=False),
-        FleetCell(servers=2, trainers=3, link=16e6, pause=0.1, shared=20e6),
-    ]
+            found.append(cell)
     return found
+
+
+def method() -> dict[str, Any]:
+    """Return the way in which cells are measured, by name: records of another way cannot stand beside them."""
+    return {"seconds": [WARM_UP, MEASURED, MEASURED_UNEQUAL], "queues": QUEUES}
 
 
 def fleet_of(cell: FleetCell) -> Fleet:
@@ -85,7 +106,7 @@ def fleet_of(cell: FleetCell) -> Fleet:
         trainers=(trainers,),
         links=() if cell.shared is None else (SharedLink(name="shared", bandwidth=cell.shared),),
         machines=(SharedMachine(name="machine", cores=CORES),),
-        seconds=WARM_UP + MEASURED,
+        seconds=WARM_UP + cell.measured,
         warm_up=WARM_UP,
         tenants="one",
     )

@@ -46,8 +46,9 @@ def cell_lines(document: Mapping[str, Any]) -> list[str]:
         link = f"{row['link'] / 1e6:g}"
         link += f", all {row['shared'] / 1e6:g}" if row["shared"] else ""
         link += f", one {row['link'] * row['slow'] / 1e6:g}" if row["slow"] != 1 else ""
+        runs = f" ({', '.join(f'{rate:.1f}' for rate in row['rates'])})" if len(row["rates"]) > 1 else ""
         lines.append(
-            f"| {row['servers']} | {row['trainers']} | {link} | {row['pause'] * 1e3:g} | {row['measured']:.1f} | "
+            f"| {row['servers']} | {row['trainers']} | {link} | {row['pause'] * 1e3:g} | {row['measured']:.1f}{runs} | "
             f"{row['simulated']:.1f} | {row['error']:+.1%} | {'' if row['hold_out'] else 'fitted'} |"
         )
     return lines
@@ -60,7 +61,15 @@ def verdict(document: Mapping[str, Any]) -> str:
         f"{name} {found[name]:.1%} (goal {goal:.0%}: {'met' if found[name] <= goal else 'missed'})"
         for name, goal in GOALS.items()
     )
-    return f"{found['count']} cells that were not fitted: {words}"
+    spreads = [
+        max(row["rates"]) / min(row["rates"]) - 1 for row in document["cells"] if len(row["rates"]) > 1
+    ]
+    own = (
+        f"; runs of the bed itself differ by up to {max(spreads):.1%} ({len(spreads)} cells)"
+        if spreads
+        else ""
+    )
+    return f"{found['count']} cells that were not fitted: {words}{own}"
 
 
 def _head(document: Mapping[str, Any], name: str) -> list[str]:

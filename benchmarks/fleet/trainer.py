@@ -58,8 +58,9 @@ class FleetTrainer:
         return {"profile": planning.profile.to_json(), "job": vars(planning.job)}
 
     def do_train(self, until: float, pause: float) -> dict[str, Any]:
-        """Train epoch after epoch; the time at which each batch was over, and its samples."""
+        """Train epoch after epoch; the time at which each batch was over, its samples, and what it all took."""
         session, ends = self._opened(), list[tuple[float, int]]()
+        began, cpu, stalled = time.monotonic(), time.process_time(), 0.0
         while time.monotonic() < until:
             stream = session.epoch(self._epochs)
             self._epochs += 1
@@ -70,7 +71,15 @@ class FleetTrainer:
                 if ends[-1][0] >= until:
                     break
             stream.close()  # type: ignore[attr-defined]
-        return {"ends": ends, "retries": session.retries}
+            stalled += session.last.stall_seconds
+        seconds = time.monotonic() - began
+        return {
+            "began": began,
+            "ends": ends,
+            "retries": session.retries,
+            "cores": (time.process_time() - cpu) / seconds,
+            "stalled": stalled / seconds,
+        }
 
     def _opened(self) -> Session:
         if self._session is None:

@@ -50,19 +50,26 @@ def simulate_parts(results: Results, parts: Sequence[str], tell: Tell) -> None:
         tell(f"{number + 1} of {len(todo)}: {name} {key} in {format_duration(time.monotonic() - began)}")
 
 
+def rates_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the samples per second of each cell's runs, by its key."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if record["kind"] == "cell":
+            found.setdefault(record["cell"], []).append(record["samples_per_second"])
+    return found
+
+
 def calibrated(records: Sequence[Mapping[str, Any]], tell: Tell) -> tuple[Calibration, list[FleetCell]]:
     """Fit the simulator to the measured cells that are for it, and replay all of them.
 
     Args:
-        records: of the test bed.
+        records: of the test bed; the rate of a cell is the mean of its runs.
         tell: told what happens.
 
     Raises:
         UsageError: nothing was measured yet.
     """
-    measured = {
-        record["cell"]: record["samples_per_second"] for record in records if record["kind"] == "cell"
-    }
+    measured = {key: statistics.fmean(rates) for key, rates in rates_of(records).items()}
     recorded = next((record for record in records if record["kind"] == "profile"), None)
     chosen = [cell for cell in cells() if measured.get(cell.key)]
     if recorded is None or not chosen:
@@ -107,6 +114,7 @@ def _bed_part(records: Sequence[Mapping[str, Any]], tell: Tell) -> dict[str, Any
     found, chosen = calibrated(records, tell)
     held = [error for error in found.errors if error.hold_out]
     sizes = [abs(error.error) for error in held] or [0.0]
+    rates = rates_of(records)
     return {
         "job": f"{MODEL} at 64 px cut at layer {FREEZE}, 64 KiB a sample, batches and requests of {BS}",
         "overhead": found.overhead,
@@ -114,7 +122,10 @@ def _bed_part(records: Sequence[Mapping[str, Any]], tell: Tell) -> dict[str, Any
         "jitter": found.jitter,
         "held_out": {"count": len(held), "median": statistics.median(sizes), "worst": max(sizes)},
         "cells": [
-            {**vars(cell), "measured": error.observed, "simulated": error.simulated, "error": error.error}
+            {
+                **vars(cell), "measured": error.observed, "rates": rates[cell.key], "simulated": error.simulated,
+                "error": error.error,
+            }
             for cell, error in zip(chosen, found.errors, strict=True)
         ],
-    }
+    }  # fmt: skip

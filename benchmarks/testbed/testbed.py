@@ -25,7 +25,7 @@ _NAME = re.compile(r"hapi-bed-(\d+)-(?:server|client)[a-z0-9-]*")
 _COMMAND_SECONDS = 20.0
 _BURST_SECONDS = 0.002
 """Traffic that may pass at line speed before the bucket is empty."""
-_PIECE_BYTES, _SMALLEST_BURST = 16 << 10, 20 << 10
+PIECE_BYTES, _SMALLEST_BURST = 16 << 10, 20 << 10
 """Bytes that TCP hands down in one piece (64 KiB elsewhere), and the bucket's smallest capacity.
 
 The bucket counts a piece with the headers of all its packets. One that holds less cuts it into packets of
@@ -126,14 +126,19 @@ def bed_name(end: str) -> str:
 
 def piece_size() -> str:
     """Return the bytes that TCP hands down in one piece, as ``ip`` reads them."""
-    return str(_PIECE_BYTES)
+    return str(PIECE_BYTES)
 
 
 def bucket(bandwidth: float) -> tuple[str, ...]:
     """Return the words of ``tc`` for a token bucket of this rate, in bits per second."""
-    burst = max(_SMALLEST_BURST, int(bandwidth / 8 * _BURST_SECONDS))
-    limit = burst + int(bandwidth / 8 * _QUEUE_SECONDS)
+    burst, limit = bucket_sizes(bandwidth)
     return ("tbf", "rate", f"{int(bandwidth)}bit", "burst", str(burst), "limit", str(limit))
+
+
+def bucket_sizes(bandwidth: float) -> tuple[int, int]:
+    """Return the bytes that a bucket of this rate, in bits per second, holds, and those that its queue does."""
+    burst = max(_SMALLEST_BURST, int(bandwidth / 8 * _BURST_SECONDS))
+    return burst, burst + int(bandwidth / 8 * _QUEUE_SECONDS)
 
 
 def beds() -> list[str]:
@@ -178,10 +183,10 @@ def _device(side: Side) -> str:
     return f"hapi-{side}"
 
 
-def tool(*command: str, check: bool = True) -> str:
-    """Output of a short system command; :class:`UsageError` with its own words when it fails."""
+def tool(*command: str, check: bool = True, text: str | None = None) -> str:
+    """Output of a short system command that reads ``text``; :class:`UsageError` with its own words when it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"test bed: {' '.join(command)}: {error}") from error
     if check and done.returncode != 0:

@@ -139,6 +139,14 @@ def process_bytes(pid: int, what: str) -> int:
     return 0
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor seconds of a process so far; 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return sum(int(ticks) for ticks in stat.rpartition(")")[2].split()[11:13]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def environment(token: str) -> dict[str, str]:
     # The paths of this process, so that a checkout that is not installed is found too.
     """Return the environment of a tier's process; a trainer keeps nothing for later epochs unless a flag says so."""
