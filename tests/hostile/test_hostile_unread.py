@@ -1,4 +1,5 @@
-"""A server whose log nobody reads any more serves on, and says afterwards how many lines are missing."""
+"""A server whose log nobody reads any more serves on, and says afterwards how many lines are missing; one that fails to
+start ends when it is told to."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import fcntl
 import http.client
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
-from support.harness import server
+from support.harness import environment, server
 from support.http_tools import EXTRACT, Known, exchange, metric, until
 
 DROPPED = "hapi_log_lines_dropped_total"
@@ -63,3 +68,34 @@ def test_a_log_that_nobody_reads_holds_up_nothing(folder: Path, known: Known, tm
             exchange(running.port, "GET", "/healthz")
         assert running.stop(20) == 0, "nor does it hold up the end"
         reader.close()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the handlers of a process are told by Linux only"
+)
+def test_a_server_that_fails_to_start_can_be_ended_while_nobody_reads_why(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"\n" * fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "hapi.cli.server", "--store", str(tmp_path), "--port", port]
+        process = subprocess.Popen(command, stderr=writing, env=environment())
+        try:
+            until(lambda: catches(process.pid, signal.SIGHUP), 180, "the command's beginning")
+            # It has a handler until its event loop is closed, with the failure as the outcome.
+            until(lambda: not catches(process.pid, signal.SIGHUP), 180, "the failure")
+            process.terminate()
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
+            process.wait()
+            os.close(writing)
+            os.close(reading)

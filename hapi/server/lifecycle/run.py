@@ -82,7 +82,6 @@ def _run(settings: ServerSettings) -> int:
         application.board.validity = reload.credentials.validity
         at_end.callback(application.close)
         at_end.callback(reload.close)
-        at_end.callback(_ignore_signals)
         return event_loop.run(
             _serve(
                 application, settings, reload, lambda code: end_within(END_SECONDS, code, service.children)
@@ -90,14 +89,14 @@ def _run(settings: ServerSettings) -> int:
         )
 
 
-def _ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
-    """Let nothing disturb the end any more, which has its exit code.
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Let nothing disturb the end any more, which has its exit code and a time limit.
 
     The handlers of ``loop`` go before it is closed: from then on each signal would be an error, or end the process.
+    After a failure signals are heard: its line may wait for a reader for ever.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if loop is not None:
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 
