@@ -105,6 +105,11 @@ class _Line:
         return max(self.floor, self.finish)
 
     @property
+    def limited(self) -> bool:
+        """True if the tenant has limits of its own."""
+        return self.tenant.in_flight is not None or self.tenant.bytes_per_second is not None
+
+    @property
     def may_use_extra_slot(self) -> bool:
         """True when the first that waits is a request of a tenant that asks rarely."""
         return self.seldom and not self.running
@@ -196,19 +201,24 @@ class FairQueue:
         """Return the request that begins now; None without a free slot or a request that may have it."""
         if self.running > self._slots:
             return None
-        first: tuple[float, int, _Line] | None = None
+        first: _Line | None = None
+        smallest, number = math.inf, 0
+        # A plain loop: it is done twice for each request, over all tenants that wait.
         for line in self._waiting.values():
-            if not line.may_run(now):
+            if line.limited and not line.may_run(now):
                 line.held_back = True
                 continue
             if line.held_back:  # while it had to stay away others went ahead; it does not get that back
                 line.held_back, line.floor = False, max(line.floor, self._virtual)
-            candidate = (line.tag, next(iter(line.waiting)).number, line)
-            if first is None or candidate[:2] < first[:2]:
-                first = candidate
-        if first is None or (self.running == self._slots and not first[2].may_use_extra_slot):
+            tag = line.floor if line.floor > line.finish else line.finish
+            if tag > smallest:
+                continue
+            arrived = next(iter(line.waiting)).number
+            if tag < smallest or arrived < number:
+                first, smallest, number = line, tag, arrived
+        if first is None or (self.running == self._slots and not first.may_use_extra_slot):
             return None
-        return self._begin(first[2], now)
+        return self._begin(first, now)
 
     def _begin(self, line: _Line, now: float) -> Ticket:
         ticket, start = next(iter(line.waiting)), line.tag
