@@ -13,9 +13,9 @@ MODEL, FREEZE, SIDE = "resnet18", 4, 64
 BS = 8
 SAMPLES = 512
 CORES = 2.0
-WARM_UP = 10.0
-MEASURED, MEASURED_UNEQUAL = 30.0, 60.0
-"""Seconds of a cell with equal links, and of any other, where a trainer's answer may take seconds."""
+EQUAL, UNEQUAL = (10.0, 30.0), (30.0, 60.0)
+"""Seconds before the measurement and of it, where links are equal, and elsewhere: there the first answers may take 13,
+and batches that others have answered wait for them."""
 COOL_DOWN = 3.0
 """Seconds for which trainers go on, so that the last ones have the same company as before."""
 QUEUES = "one for each connection"
@@ -49,9 +49,9 @@ class FleetCell:
         )
 
     @property
-    def measured(self) -> float:
-        """Seconds that count, after :data:`WARM_UP`."""
-        return MEASURED if self.shared is None and self.slow == 1 else MEASURED_UNEQUAL
+    def seconds(self) -> tuple[float, float]:
+        """Seconds before the measurement, and of it."""
+        return EQUAL if self.shared is None and self.slow == 1 else UNEQUAL
 
     @property
     def links(self) -> list[float]:
@@ -85,7 +85,7 @@ def cells() -> list[FleetCell]:
 
 def method() -> dict[str, Any]:
     """Return the way in which cells are measured, by name: records of another way cannot stand beside them."""
-    return {"seconds": [WARM_UP, MEASURED, MEASURED_UNEQUAL], "queues": QUEUES}
+    return {"seconds": [list(EQUAL), list(UNEQUAL)], "queues": QUEUES}
 
 
 def fleet_of(cell: FleetCell) -> Fleet:
@@ -106,7 +106,7 @@ def fleet_of(cell: FleetCell) -> Fleet:
         trainers=(trainers,),
         links=() if cell.shared is None else (SharedLink(name="shared", bandwidth=cell.shared),),
         machines=(SharedMachine(name="machine", cores=CORES),),
-        seconds=WARM_UP + cell.measured,
-        warm_up=WARM_UP,
+        seconds=sum(cell.seconds),
+        warm_up=cell.seconds[0],
         tenants="one",
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.bed import FleetBed
-from benchmarks.fleet.cells import BS, COOL_DOWN, FREEZE, MODEL, SAMPLES, SIDE, WARM_UP, FleetCell
+from benchmarks.fleet.cells import BS, COOL_DOWN, FREEZE, MODEL, SAMPLES, SIDE, FleetCell
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.tiers import BenchClient, processor_seconds, start_server_process
@@ -93,8 +93,9 @@ def _measured(
         bed.set_bandwidth(cell.shared)
         for number, rate in enumerate(cell.links):
             bed.set_link(number, rate)
-        start = time.monotonic() + WARM_UP
-        until = start + cell.measured
+        warm_up, measured = cell.seconds
+        start = time.monotonic() + warm_up
+        until = start + measured
         over = until + COOL_DOWN
         training = [pool.submit(trainer.call, "train", until=over, pause=cell.pause) for trainer in trainers]
         before = _read_at(start, bed, servers)
