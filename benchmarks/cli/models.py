@@ -45,7 +45,7 @@ def _settings(args: argparse.Namespace) -> ModelsSettings:
     settings = with_given(
         ModelsSettings(quick=args.quick, rounds=9 if args.part == GOALS else 3), args,
         figures="page", ways="way", places="place", clients="clients", rounds="rounds", folder="folder",
-        peers="peers", limit="limit",
+        peers="peers", limit="limit", shapes="model", loads="load",
     )  # fmt: skip
     for way in settings.ways:
         way_of(way)
@@ -96,6 +96,9 @@ BENCHMARKS = (
             option("--part", "figures, or the goals alone, in ten minutes (default figures)", choices=PARTS,
                 default=PARTS[0]),
             repeated("--page", "of DStore's Figures 4 to 9; may be repeated (default all)", count(4, 9)),
+            repeated("--model", "of the figures, such as 10x1GB; may be repeated (default all)", metavar="NAME"),
+            repeated("--load", "part that is loaded, such as 25%% or 100%%; may be repeated (default all)",
+                metavar="PART"),
             repeated("--way", "of keeping a model; may be repeated (default all)", metavar="NAME"),
             repeated("--place", "local, http, swift; may be repeated (default all)", metavar="PLACE"),
             repeated("--clients", "of Figure 9; may be repeated (default 1, 2, 4, 8)", count(1, 64)),

@@ -117,8 +117,10 @@ class Page:
     ways: tuple[str, ...] | None = None
     """None: all."""
 
-    def models(self, quick: bool) -> tuple[str, ...]:
-        """Return the names of its models."""
+    def models(self, quick: bool, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return the names of its models; of ``chosen`` those that it has in either size."""
+        if chosen is not None:
+            return tuple(name for name in self.shapes + self.small if name in chosen)
         return self.small if quick else self.shapes
 
 
@@ -157,6 +159,10 @@ class ModelsSettings:
     places: tuple[str, ...] = PLACES
     clients: tuple[int, ...] | None = None
     """Numbers of clients; None for those of each figure."""
+    shapes: tuple[str, ...] | None = None
+    """Models of the figures, whole size or small; None for those that ``quick`` says."""
+    loads: tuple[str, ...] | None = None
+    """Parts that are loaded; None for those of each figure."""
     rounds: int = 3
     """Times that each cell is measured, after a first one that does not count."""
     quick: bool = False
@@ -168,21 +174,30 @@ class ModelsSettings:
     """Longest time of one measurement, in seconds."""
 
     def cells(self) -> list[ModelCell]:
-        """Return the cells of all figures, each once."""
+        """Return the cells of all figures, each once.
+
+        Raises:
+            UsageError: no figure has such cells.
+        """
         found = [cell for number in self.figures for cell in self._of(figure_of(number))]
+        if not found:
+            raise UsageError(
+                "no cell is left of DStore's figures: leave out one of --page, --model, --load, --way, --place"
+            )
         return list(dict.fromkeys(found))
 
     def _of(self, figure: Page) -> list[ModelCell]:
         ways = [way_of(name) for name in self.ways if figure.ways is None or name in figure.ways]
         return [
             ModelCell(shape=shape, way=way.name, part=part, place=place, pages=pages, clients=clients)
-            for shape in figure.models(self.quick)
+            for shape in figure.models(self.quick, self.shapes)
             for place in figure.places
             if place in self.places
             for clients in (self.clients or figure.clients if len(figure.clients) > 1 else figure.clients)
             for way in ways
             if place in way.places
             for part in figure.parts
+            if part in (STORE, STAGES) or self.loads is None or part in self.loads
             if part != STORE or (not way.reads and place != HTTP)
             if part != "prefix" or shape_of(shape).prefix_layers
             for pages in (PAGES if place == LOCAL and part not in (STORE, STAGES) else (WARM,))

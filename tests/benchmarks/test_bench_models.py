@@ -118,6 +118,17 @@ def test_cells_are_what_the_figures_need() -> None:
     assert all(cell.group == GOALS for group in goal_groups() for cell in group)
 
 
+def test_models_and_loads_can_be_chosen() -> None:
+    some = ModelsSettings(ways=(HAPI,), places=(LOCAL,), shapes=("10x256MB", "100x1GB"), loads=(WHOLE,))
+    found = {(cell.shape, cell.part, cell.pages) for cell in some.cells()}
+    both = {(part, pages) for part, pages in ((STORE, WARM), (WHOLE, WARM), (WHOLE, COLD))}
+    assert found == {
+        ("10x256MB", STAGES, WARM), *((shape, *rest) for shape in ("10x256MB", "100x1GB") for rest in both)
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="no cell is left"):
+        ModelsSettings(shapes=("10x3GB",)).cells()
+
+
 def record(way: str, part: str, seconds: list[float], **changes: Any) -> dict[str, Any]:
     fields = {name: changes.pop(name) for name in ModelCell.__dataclass_fields__ if name in changes}
     cell = ModelCell(**{"shape": "vgg19", "way": way, "part": part, **fields})
