@@ -14,9 +14,6 @@ from hapi.repository.loading.plan import ContentSlice, ReadPlan
 from hapi.repository.loading.pool import LoadingPool
 from hapi.repository.loading.staging import StageBuffer
 
-MAX_EXPECTED = 1 << 30
-"""Most bytes that are mapped ahead of the tensors that will lie there."""
-
 
 class Room(Protocol):
     """Memory for one range, held by a reader."""
@@ -73,7 +70,7 @@ class HostLanding:
 
     def _take(self, number: int) -> tuple[torch.Tensor, memoryview]:
         nbytes = self._plan.contents[number].nbytes
-        memory = self._pool.take(nbytes, min(self._expected, MAX_EXPECTED))
+        memory = self._pool.take(nbytes, self._expected)
         self._expected -= nbytes
         return memory, tensor_bytes(memory)
 

@@ -23,6 +23,8 @@ SMALL_BYTES = 64 << 10
 """Below this the C library's own heap serves: it keeps such blocks at no cost."""
 REGION_BYTES = 64 << 20
 """Least bytes that are mapped at once."""
+MAX_EXPECTED = 1 << 30
+"""Most bytes that are mapped ahead of the tensors that will lie there."""
 TEND_SECONDS = 5.0
 """Seconds between two checks whether memory has been idle for long."""
 
@@ -80,7 +82,8 @@ class TensorMemory:
 
         Args:
             nbytes: bytes of it.
-            expected: bytes that will be taken in all, this block included: they are mapped at once.
+            expected: bytes that will be taken in all, this block included: they are mapped at once, and so much idle
+                memory stays for them whatever the budget.
 
         Raises:
             HostMemoryError: the system has no more memory.
@@ -89,7 +92,7 @@ class TensorMemory:
             return torch.empty(nbytes, dtype=torch.uint8)
         size = -(-nbytes // PAGE) * PAGE
         with self._lock:
-            self._take_back()
+            self._take_back(max(size, expected))  # what is taken now is not idle
             number, start = self._block(size, expected)
             array = self._regions[number].view(start, nbytes)
         block = (number, start, start + size)
@@ -120,8 +123,12 @@ class TensorMemory:
             for i, block in enumerate(region.free)
             if block.nbytes >= size
         ]
-        number, i = min(fitting)[2:] if fitting else (self._map(max(size, expected)), 0)
-        return number, self._regions[number].cut(i, size)
+        if fitting:
+            number, i = min(fitting)[2:]
+            return number, self._regions[number].cut(i, size)
+        self._trim(time.monotonic(), self.idle_limit)  # what is idle is of no use for it
+        number = self._map(max(size, min(expected, MAX_EXPECTED)))
+        return number, self._regions[number].cut(0, size)
 
     def _map(self, nbytes: int) -> int:
         size = -(-max(nbytes, REGION_BYTES) // HUGE_PAGE) * HUGE_PAGE
@@ -142,15 +149,15 @@ class TensorMemory:
                 self._keeper = keeper
         return self._numbers
 
-    def _take_back(self) -> None:
-        """Put the blocks of dead tensors among the free ones, within the budget. The lock is held."""
+    def _take_back(self, needed: int = 0) -> None:
+        """Put the blocks of dead tensors among the free ones, within the budget or ``needed``. The lock is held."""
         now = time.monotonic()
         with suppress(Empty):
             while True:
                 number, start, stop = self._returned.get_nowait()
                 if number in self._regions:
                     self._regions[number].put_back(start, stop, now)
-        self._trim(now, self.idle_limit)
+        self._trim(now, max(self.idle_limit, needed))
 
     def _trim(self, before: float, keep: int) -> None:
         """Give back what is idle since ``before``, but for ``keep`` bytes. The lock is held."""

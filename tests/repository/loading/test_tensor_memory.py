@@ -80,6 +80,32 @@ def test_idle_memory_beyond_the_budget_leaves_the_process() -> None:
     assert pool.mapped_bytes == 200 * MB and again.numel() == 200 * MB
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_load_that_is_larger_than_the_budget_has_the_memory_of_the_one_before(parts: int) -> None:
+    pool = TensorMemory(8 * MB, 60)
+
+    def load_all() -> list[torch.Tensor]:
+        left, size = 200 * MB, 200 * MB // parts
+        return [pool.take(size, left - number * size).fill_(1) for number in range(parts)]
+
+    tensors = load_all()
+    held, first = resident_bytes(), tensors[0].data_ptr()
+    del tensors
+    again = [pool.take(200 * MB // parts, 200 * MB - number * (200 * MB // parts)) for number in range(parts)]
+    assert again[0].data_ptr() == first and resident_bytes() > held - 8 * MB
+    del again
+    assert pool.idle_bytes == 8 * MB and resident_bytes() < held - 150 * MB
+
+
+def test_idle_memory_that_does_not_fit_goes_before_more_is_mapped() -> None:
+    pool = TensorMemory(8 * MB, 60)
+    held = [pool.take(90 * MB).fill_(1) for _ in range(2)]
+    before = resident_bytes()
+    del held
+    large = pool.take(180 * MB)
+    assert resident_bytes() < before - 150 * MB and large.numel() == 180 * MB
+
+
 def test_idle_memory_goes_after_a_while_and_the_keeper_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "TEND_SECONDS", 0.01)
     pool = TensorMemory(64 * MB, 0.05)
