@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from hapi.errors import ModelError
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.names import checkpoint_in
 from hapi.paths import is_folder, user_path
@@ -18,6 +19,8 @@ from hapi.repository.sources.sharded import INDEX_SUFFIX, read_index, read_shard
 from hapi.repository.sources.torch_file import read_torch_file
 
 _SAFETENSORS = ".safetensors"
+_METADATA = "__metadata__"
+"""Key of a safetensors header that no tensor can have."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ def open_source(path: str | Path) -> TensorSource:
         return _sharded(target)
     if target.suffix == _SAFETENSORS:
         header = read_safetensors(SourceFile.at(target))
-        return TensorSource(target, "safetensors", 1, _unwrapped(header.tensors), header.metadata)
+        return TensorSource(target, "safetensors", 1, _unwrapped(target, header.tensors), header.metadata)
     loaded = read_torch_file(SourceFile.at(target))
-    return TensorSource(target, "PyTorch", 1, _unwrapped(loaded.tensors), {}, loaded.notes)
+    return TensorSource(target, "PyTorch", 1, _unwrapped(target, loaded.tensors), {}, loaded.notes)
 
 
 def _sharded(target: Path) -> TensorSource:
@@ -100,11 +103,29 @@ def _sharded(target: Path) -> TensorSource:
     index = read_index(target)
     tensors = read_shards(index, read)
     files = len(set(index.shards.values()))
-    return TensorSource(target, "sharded", files, _unwrapped(tensors), {}, tuple(notes))
+    return TensorSource(target, "sharded", files, _unwrapped(target, tensors), {}, tuple(notes))
 
 
-def _unwrapped(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """The tensors without the ``module.`` that ``DataParallel`` puts before every name."""
+def _is_text(name: str) -> bool:
+    """Return whether the name can be written: JSON may hold halves of characters."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unwrapped(path: Path, tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """The tensors without the ``module.`` that ``DataParallel`` puts before every name.
+
+    Raises:
+        ModelError: a file of tensors cannot hold one of the names.
+    """
     wrapped = all(name.startswith("module.") for name in tensors)
+    for name in tensors:
+        if name == _METADATA or not _is_text(name):
+            raise ModelError(
+                f"{path}: no file of tensors can hold the name {name[:80]!r}; rename that tensor"
+            )
     short = {name.removeprefix("module.") if wrapped else name: tensor for name, tensor in tensors.items()}
     return {name: replace(tensor, name=name) for name, tensor in short.items()}

@@ -17,6 +17,7 @@ from hapi.errors import ModelError
 from hapi.models.tensors import STORED_NAMES
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
+from hapi.repository.sources.nested_states import state_in
 from hapi.repository.sources.strided import StridedView
 from hapi.repository.sources.torch_damage import load_error
 from hapi.units import format_bytes
@@ -65,7 +66,7 @@ def _read_old(file: SourceFile) -> TorchFile:
 
 
 def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
-    """The state dict in ``file``: it may be nested in ``{"state_dict": ...}`` or ``{"model": ...}``."""
+    """The state dict in ``file``, alone or among other states of a training."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
@@ -77,12 +78,10 @@ def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
             f"weights file {file.path} is a checkpoint of hapi-train and holds only the trained layers; write the "
             f"whole network with 'hapi export {file.path} --output model.safetensors' and give that"
         )
-    for key in ("state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
-        raise ModelError(f"weights file {file.path} holds no state dict (names to tensors)")
-    return {str(name): tensor for name, tensor in loaded.items()}
+    state = state_in(loaded)
+    if isinstance(state, str):
+        raise ModelError(f"weights file {file.path} holds no state dict (names to tensors): {state}")
+    return state
 
 
 def _storages(file: SourceFile) -> dict[int, int]:

@@ -41,7 +41,7 @@ def test_every_type_view_and_tie_is_read(tmp_path: Path) -> None:
     assert list(found) == list(state)  # as they were saved
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model"])
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "net"])
 def test_nested_and_wrapped_states_are_found(tmp_path: Path, key: str) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     state = OrderedDict((f"module.{name}", tensor) for name, tensor in net.state_dict().items())
@@ -114,8 +114,16 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
     ("value", "words"),
     [
         ([torch.zeros(1)], "holds no state dict"),
-        ({"a": torch.zeros(1), "b": 3}, "holds no state dict"),
-        ({"a": torch.zeros(2, dtype=torch.complex64)}, "complex64"),
+        ({}, r"holds no state dict \(names to tensors\): it is empty"),
+        ({"a": torch.zeros(1), "b": 3}, "'b' is of type int; save"),
+        ({"a": torch.zeros(1), "b": {"c": [1]}}, "'b' is a table; save"),
+        (
+            {"net": {"a": torch.zeros(1)}, "ema": {"a": torch.zeros(1)}},
+            "it has 2, 'net', 'ema'; save the one",
+        ),
+        ({1: torch.zeros(1), "1": torch.ones(1)}, "two of its names are the same"),
+        ({"a": torch.zeros(2, dtype=torch.complex128)}, "complex128"),
+        ({"__metadata__": torch.zeros(2)}, "no file of tensors can hold the name '__metadata__'; rename"),
         ({"a": torch.eye(2).to_sparse()}, "cannot be read as tensors"),
         ({"a": torch.zeros(2, device="meta")}, "no bytes of its own"),
         ({"trained": {}, "identity": {}, "progress": {}}, "checkpoint of hapi-train"),
