@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hapi.cli.main import main
+from hapi.repository.manifest import ModelManifest
 from hapi.repository.versions import version_key
 
 
@@ -182,3 +185,18 @@ def test_errors_are_one_line(
     out, err = capsys.readouterr()
     assert (found, out) == (code, "")
     assert message in err and err.count("\n") == 1
+
+
+def test_show_looks_at_the_identities_of_many_layers_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {f"experts.{number}.weight": torch.zeros(1) for number in range(300)}
+    save_file(state, tmp_path / "given.safetensors")
+    assert run(capsys, "push", str(tmp_path / "given.safetensors"), f"{tmp_path}/store/m", "--quiet")[0] == 0
+    real, looks = ModelManifest.identities.fget, []
+    assert real is not None
+    counted = property(lambda manifest: looks.append(1) or real(manifest))
+    monkeypatch.setattr(ModelManifest, "identities", counted)
+    code, out, _ = run(capsys, "show", f"{tmp_path}/store/m")
+    assert code == 0 and len(out.splitlines()) == 302 and len(looks) < 10
+    assert len(json.loads(run(capsys, "show", f"{tmp_path}/store/m", "--json")[1])["layers"]) == 300

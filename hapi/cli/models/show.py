@@ -119,7 +119,7 @@ def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
         "classes": manifest.classes,
         "default_freeze": manifest.default_freeze,
         "card": manifest.card,
-        "layers": [_row(manifest, number) for number in range(1, len(manifest.layers) + 1)],
+        "layers": _rows(manifest),
         "relatives": [relative.to_json() for relative in found],
     }
 
@@ -128,17 +128,22 @@ def _architecture(manifest: ModelManifest) -> str:
     return "tensors only" if manifest.spec is None else manifest.spec.architecture
 
 
-def _row(manifest: ModelManifest, number: int) -> dict[str, Any]:
-    layer, identity = manifest.layers[number - 1], manifest.identities[number]
-    return {
-        "index": number,
-        "name": layer.name,
-        "shape": list(layer.shape),
-        "tensors": len(layer.tensors),
-        "bytes": sum(manifest.tensors[name].nbytes for name in layer.tensors),
-        "structure": identity.structure,
-        "content": identity.content,
-    }
+def _rows(manifest: ModelManifest) -> list[dict[str, Any]]:
+    """The layers in their order, a table for each; some models have a hundred thousand."""
+    return [
+        {
+            "index": number,
+            "name": layer.name,
+            "shape": list(layer.shape),
+            "tensors": len(layer.tensors),
+            "bytes": sum(manifest.tensors[name].nbytes for name in layer.tensors),
+            "structure": identity.structure,
+            "content": identity.content,
+        }
+        for number, (layer, identity) in enumerate(
+            zip(manifest.layers, manifest.identities[1:], strict=True), start=1
+        )
+    ]
 
 
 def _print(manifest: ModelManifest, found: list[Relative]) -> None:
@@ -150,17 +155,16 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
     if manifest.parent is not None:
         say(f"fine-tuned from {printable(manifest.parent)}{_training(manifest)}")
     table = [["LAYER", "NAME", "OUTPUT", "TENSORS", "SIZE", "IDENTITY", ""]]
-    for number in range(1, len(manifest.layers) + 1):
-        row = _row(manifest, number)
+    for row in _rows(manifest):
         table.append(
             [
-                str(number),
+                str(row["index"]),
                 printable(row["name"]),
                 "x".join(map(str, row["shape"])),
                 str(row["tensors"]) if row["tensors"] else "-",
                 format_bytes(row["bytes"]) if row["bytes"] else "-",
                 row["content"][:12],
-                "<- default freeze" if number == manifest.default_freeze else "",
+                "<- default freeze" if row["index"] == manifest.default_freeze else "",
             ]
         )
     _print_table(table)
