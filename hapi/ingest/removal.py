@@ -30,6 +30,7 @@ from hapi.repository.versions import (
     model_prefix,
     parse_reference,
     resolve,
+    tag_keys,
     version_key,
 )
 from hapi.store.base import ObjectInfo, ObjectStore, is_key
@@ -147,9 +148,11 @@ def _model_removal(store: ObjectStore, reference: str, address: ModelAddress) ->
         key = version_key(address.name, version)
         return Removal("model", reference, (ObjectInfo(key, store.size(key)),))
     objects = store.list(model_prefix(address.name))
-    versions = {version_key(address.name, version) for version in list_versions(store, address.name)}
-    hidden = versions - {info.key for info in objects}  # by a listing that is behind
-    objects += [ObjectInfo(key, store.size(key)) for key in hidden]
+    known = {version_key(address.name, version) for version in list_versions(store, address.name)}
+    hidden = (known | tag_keys(store, address.name)) - {
+        info.key for info in objects
+    }  # by a listing that is behind
+    objects += [ObjectInfo(key, store.size(key)) for key in hidden if store.exists(key)]
     if not objects:
         raise _unknown(store, "model", address.name)
     tags = f"{model_prefix(address.name)}/tags/"

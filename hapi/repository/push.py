@@ -26,6 +26,7 @@ from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
 from hapi.repository.packs.index import PackIndex
+from hapi.repository.packs.journal import next_version, written_versions
 from hapi.repository.packs.layout import (
     HashedLayer,
     HashedTensor,
@@ -39,7 +40,7 @@ from hapi.repository.packs.place import pack_id, pack_key
 from hapi.repository.packs.pushes import RunningPush, running, spare_condemned
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
-from hapi.repository.versions import list_versions, next_version
+from hapi.repository.versions import list_versions
 from hapi.store.base import ObjectStore
 from hapi.wire.references import check_name
 
@@ -264,10 +265,9 @@ def _append(
 
 
 def _newest(store: ObjectStore, name: str) -> ModelManifest | None:
-    if not list_versions(store, name):
-        return None
+    hidden = () if list_versions(store, name) else written_versions(store, name)
     try:
-        return open_model(store, name).manifest
+        return open_model(store, f"{name}@{hidden[-1]}" if hidden else name).manifest
     except (NotFoundError, DataError):
         return None  # a new version takes its place
 

@@ -11,7 +11,7 @@ from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import read_manifest, read_structure
 from hapi.repository.packs.lost import REMEDY
 from hapi.repository.stored import StoredModel
-from hapi.repository.versions import model_prefix, parse_reference, resolve, version_key
+from hapi.repository.versions import REGISTER, model_prefix, parse_reference, resolve, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
 
@@ -80,7 +80,7 @@ def verify_model(
                 report.add(Damage(entry.pack, f"{position}: fails its digest"))
     for info in store.list(model_prefix(address.name)):
         if not info.key.startswith(
-            tuple(f"{model_prefix(address.name)}/{part}/" for part in ("versions", "tags"))
+            tuple(f"{model_prefix(address.name)}/{part}/" for part in ("versions", "tags", REGISTER))
         ):
             report.add(
                 Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)

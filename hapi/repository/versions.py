@@ -3,6 +3,8 @@ version's tensors alone may change, as a collection packs them anew.
 
     models/NAME/versions/00000001.json.gz  a version: the manifest of one push; half of its text is hexadecimal
     models/NAME/tags/TAG/00000001.json     a tag: the version that it names; the last one counts
+    models/NAME/tagged/00000001.json       the name of a tag, written before its first use: a store's listing may be
+                                           behind, but numbers are found by their keys
 
 A reference is a name with a version, a tag, or the first digits of a digest: ``NAME``, ``NAME@3``, ``NAME@best``,
 ``NAME@4f2a90c1``. Brings no torch.
@@ -31,6 +33,8 @@ from hapi.wire.references import LEAST_DIGEST_DIGITS, NAME_PATTERN, check_model,
 
 MODELS, NAME_LOCK = "models", "@lock"
 """Folder of the models, and what the key of a name's lock ends with, which no name has in it."""
+REGISTER = "tagged"
+"""Folder of the names of a model's tags."""
 _DIGITS = 8
 _WAIT_SECONDS, _LOOK_SECONDS = 10.0, 0.02
 _VERSION, _TAG = ".json.gz", ".json"
@@ -95,7 +99,7 @@ def list_versions(store: ObjectStore, name: str) -> list[int]:
 def list_tags(store: ObjectStore, name: str) -> dict[str, Tag]:
     """Return the tags of ``name`` as they are now."""
     found = {}
-    for tag in store.list_names(f"{model_prefix(name)}/tags"):
+    for tag in _tag_names(store, name):
         numbers = _numbers(store, f"{model_prefix(name)}/tags/{tag}", _TAG)
         if numbers:
             with suppress(NotFoundError):  # removed with the model since the listing
@@ -135,7 +139,7 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
         with suppress(NotFoundError):
             if _digest(store, name, version).startswith(wanted):
                 return version
-    known = ", ".join(store.list_names(f"{model_prefix(name)}/tags")[:8]) or "none"
+    known = ", ".join(_tag_names(store, name)[:8]) or "none"
     raise NotFoundError(
         f"model {name!r} has no tag or digest {wanted!r} in {store.url}; its tags: {known}",
         outside=f"model {name!r} has no tag or digest {wanted!r} here; its tags: {known}",
@@ -155,11 +159,6 @@ def hidden_model(name: str, whole: str | None = None) -> NotFoundError:
     """Return the error for a name that has no model to be seen; ``whole`` only to who may know the store."""
     outside = f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is"
     return NotFoundError(whole or outside, outside=outside)
-
-
-def next_version(store: ObjectStore, name: str) -> int:
-    """Return the number of the version that follows the newest one of ``name``."""
-    return max(list_versions(store, name), default=0) + 1
 
 
 def add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
@@ -211,12 +210,57 @@ def _add_tag(store: ObjectStore, name: str, tag: str, version: int) -> Tag:
             newest = _read_tag(store, name, tag, numbers[-1])
     if newest is not None and (newest.version, newest.digest) == (version, found.digest):
         return newest  # as a command that is repeated after a kill finds it
+    _register_tag(store, name, tag)
     text = json.dumps({"version": version, "digest": found.digest, "created": created}).encode()
     following = max(numbers, default=0) + 1
     for number in range(following, following + _TRIES):
         if store.put_new(f"{folder}/{number:0{_DIGITS}}{_TAG}", text):
             return found
     raise ConflictError(f"tag {tag!r} of model {name!r} is changed by many others just now; try again")
+
+
+def _register_tag(store: ObjectStore, name: str, tag: str) -> None:
+    """Write the name of a tag at the first free number, unless it is written. The name's lock is held."""
+    known = _registered(store, name)
+    if tag in known.values():
+        return
+    free = (number for number in range(1, len(known) + _TRIES) if number not in known)
+    text = json.dumps({"tag": tag}).encode()
+    if not any(store.put_new(_register_key(name, number), text) for number in free):
+        raise ConflictError(f"tags of model {name!r} are changed by many others just now; try again")
+
+
+def _registered(store: ObjectStore, name: str) -> dict[int, str]:
+    """Names of tags by their number in the register, which has no gaps; no text for a damaged one."""
+    found = {}
+    last = max(_listed_numbers(store, f"{model_prefix(name)}/{REGISTER}", _TAG), default=0)
+    for number in range(1, last + _MAX_HIDDEN):
+        try:
+            tag = read_document(store, _register_key(name, number)).get("tag")
+            found[number] = tag if isinstance(tag, str) and NAME_PATTERN.fullmatch(tag) else ""
+        except DataError:
+            found[number] = ""
+        except NotFoundError:
+            if number > last:  # else removed with the model, which the listing does not know
+                break
+    return found
+
+
+def _register_key(name: str, number: int) -> str:
+    return f"{model_prefix(name)}/{REGISTER}/{number:0{_DIGITS}}{_TAG}"
+
+
+def _tag_names(store: ObjectStore, name: str) -> list[str]:
+    """Names of tags, sorted: those that are listed, as those of older stores, and those that are registered."""
+    listed = store.list_names(f"{model_prefix(name)}/tags")
+    return sorted({*listed, *_registered(store, name).values()} - {""})
+
+
+def tag_keys(store: ObjectStore, name: str) -> set[str]:
+    """Return the keys of the objects that have names of tags of ``name``, and of those that say their versions."""
+    folders = [f"{model_prefix(name)}/tags/{tag}" for tag in _tag_names(store, name)]
+    keys = {f"{at}/{number:0{_DIGITS}}{_TAG}" for at in folders for number in _numbers(store, at, _TAG)}
+    return keys | {_register_key(name, number) for number in _registered(store, name)}
 
 
 def drop_versions(store: ObjectStore, name: str, before: int) -> list[int]:

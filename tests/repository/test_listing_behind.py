@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from support.listing_behind import listing_behind
 
 from hapi.cli.main import main
-from hapi.errors import NotFoundError
+from hapi.errors import ConflictError, NotFoundError
 from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
@@ -19,7 +19,7 @@ from hapi.repository.packs import journal
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.verify import verify_model
-from hapi.repository.versions import drop_versions, list_versions
+from hapi.repository.versions import add_tag, drop_versions, list_tags, list_versions
 from hapi.store.local import LocalStore
 
 LARGE = 300 << 10
@@ -91,6 +91,44 @@ def test_versions_that_are_replaced_leave_the_newest_listed_one(store: LocalStor
     with listing_behind(store):
         assert open_model(store, "m").reference == "m@4"
         assert drop_versions(store, "m", before=4) == [2, 3]
+
+
+def test_a_tagged_version_is_kept_although_its_tag_is_hidden(store: LocalStore) -> None:
+    for number in (1, 2, 3):
+        push_of(store, "m", number)
+    add_tag(store, "m", "old", 1)
+    with listing_behind(store):
+        add_tag(store, "m", "best", 2)
+        add_tag(store, "m", "old", 2)
+        for _ in range(2):
+            assert {name: tag.version for name, tag in list_tags(store, "m").items()} == {"best": 2, "old": 2}
+            with pytest.raises(ConflictError, match="is tagged best, old; move the tag first"):
+                remove_model(store, "m@2")
+            add_tag(store, "m", "best", 2)  # the same again adds nothing
+        assert drop_versions(store, "m", before=3) == [1] and open_model(store, "m@best").reference == "m@2"
+        assert "best" in _said(lambda: open_model(store, "m@other"))
+        assert not verify_model(store, "m").damages
+        collect_packs(store)
+        assert not verify_model(store, "m@best").damages
+        remove_model(store, "m")
+    assert store.list("models") == []
+
+
+def _said(call: Callable[[], object]) -> str:
+    with pytest.raises(NotFoundError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_push_follows_versions_that_are_hidden_behind_a_gap(store: LocalStore) -> None:
+    push_of(store, "kept", 4)
+    with listing_behind(store):
+        behind_a_gap(store)
+        push_of(store, "new", 8)
+    assert list_versions(store, "new") == [3, 4] and not verify_model(store, "new").damages
+    with listing_behind(store):
+        push_of(store, "new", 8)
+        assert list_versions(store, "new") == [3, 4]
 
 
 def named(store: LocalStore) -> None:

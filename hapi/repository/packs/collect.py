@@ -157,10 +157,11 @@ def _needed_by_models(store: ObjectStore, journal: Journal) -> Needed:
     """Contents that all versions of all models need; :class:`DataError` if one cannot be read."""
     packs: set[str] = set()
     structures: set[str] = set()
+    moved = journal.moved
     for _, key, document in _documents(store, journal):
         where = f"{store.url}/{key}"
         structures.add(_text(document, "structure", where))
-        packs |= set(_texts(document, "packs", where))
+        packs |= {*_texts(document, "packs", where), *moved.get((key, str(document.get("digest"))), ())}
     return Needed(frozenset(packs), frozenset(structures))
 
 

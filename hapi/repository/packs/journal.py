@@ -3,6 +3,8 @@
     STORE/repository/journal/00000001.json    {"push", "packs", "structures"}: needs of a push
                                               {"push", "name", "version"}: the version that it writes next
                                               {"created", "versions"}: a sum, of all versions before it
+                                              {"moved", "digest", "packs"}: key and digest of a version, and the packs
+                                              that it uses from now on
     STORE/repository/pushes/ID.lock           held while the push runs
 
 A store's listing may be behind: Swift's lacks what was written while a node was down. An object is found by its key all
@@ -23,7 +25,7 @@ from typing import Any
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NoRoomError, NotFoundError, StoreError
 from hapi.repository.packs.place import PACK_PATTERN
-from hapi.repository.versions import document_of
+from hapi.repository.versions import document_of, list_versions, version_key
 from hapi.store.base import ObjectStore
 from hapi.wire.documents import check_int
 from hapi.wire.references import check_name
@@ -61,6 +63,8 @@ class _Entry:
     """Numbers of versions by the model's name."""
     created: float | None = None
     """Seconds since 1970, of a sum."""
+    moved: tuple[str, str] | None = None
+    """Key and digest of a version whose tensors are in the needed packs now."""
     damage: DataError | None = None
 
 
@@ -76,6 +80,23 @@ def append(store: ObjectStore, document: Mapping[str, Any]) -> None:
     )
 
 
+def moved_entry(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the entry that says which packs a version uses from now on, given its key and its document."""
+    return {"moved": key, "digest": document.get("digest"), "packs": document["packs"]}
+
+
+def written_versions(store: ObjectStore, name: str) -> list[int]:
+    """Return the versions of ``name`` that pushes wrote and that are there, in order, whatever the listing has."""
+    journal = Journal(store)
+    journal.read()
+    return sorted(n for n in journal.versions.get(name, ()) if store.exists(version_key(name, n)))
+
+
+def next_version(store: ObjectStore, name: str) -> int:
+    """Return the number of the version that follows the newest one of ``name``."""
+    return max((*list_versions(store, name), *written_versions(store, name)), default=0) + 1
+
+
 def push_lock(push: str) -> str:
     """Return the key of the lock that the push of this id holds."""
     return f"{PUSHES}/{push}.lock"
@@ -89,15 +110,21 @@ class Journal:
         self._entries: dict[int, _Entry] = {}
         self._ended = {""}
 
+    def read(self) -> None:
+        """Read what was added."""
+        for number in _listed(self._store):
+            self._follow(number)
+        self._follow(max(self._entries, default=0) + 1)
+
     def refresh(self) -> None:
         """Read what was added, and look which pushes still run.
 
         Raises:
             DataError: an entry is damaged, and may be that of a push that runs.
         """
-        self._read()
+        self.read()
         self._ended |= {push for push in self._running() if not self._lives(push)}
-        self._read()  # what those wrote before they ended
+        self.read()  # what those wrote before they ended
         for entry in self._current():
             if entry.damage is not None and self._is_pushed():
                 raise entry.damage
@@ -118,6 +145,15 @@ class Journal:
             for name, versions in entry.versions.items():
                 found.setdefault(name, set()).update(versions)
         return found
+
+    @property
+    def moved(self) -> Mapping[tuple[str, str], Collection[str]]:
+        """Packs that versions use since they were packed anew, by key and digest of the version, for a day at least.
+
+        A store that had lost a node may still have a version as it was.
+        """
+        entries = (entry for _, entry in sorted(self._entries.items()))
+        return {entry.moved: entry.needed.packs for entry in entries if entry.moved is not None}
 
     def sum_up(self, versions: Callable[[], Mapping[str, Collection[int]]]) -> None:
         """Add a sum if there are entries since the last one and no push runs, and remove what old sums have.
@@ -149,11 +185,6 @@ class Journal:
 
     def _running(self) -> set[str]:
         return {entry.push for entry in self._current()} - self._ended
-
-    def _read(self) -> None:
-        for number in _listed(self._store):
-            self._follow(number)
-        self._follow(max(self._entries, default=0) + 1)
 
     def _follow(self, number: int) -> None:
         """Read the entries from ``number`` on, and those before it, as far as there are any that are unknown."""
@@ -202,6 +233,9 @@ def _parsed(document: Mapping[str, Any]) -> _Entry:
     if "versions" in document:
         found = {name: _numbers(name, numbers) for name, numbers in document["versions"].items()}
         return _Entry(versions=found, created=float(document["created"]))
+    if "moved" in document:
+        moved = str(document["moved"]), str(document["digest"])
+        return _Entry(moved=moved, needed=Needed.from_json(document))
     push = str(document["push"])
     if _PUSH.fullmatch(push) is None:
         raise ValueError(f"{push:.40} is no push")

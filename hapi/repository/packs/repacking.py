@@ -4,24 +4,27 @@
     move      -- each version's manifest says where its tensors are now; nothing else in it changes
     remove    -- the old pack, which nothing needs any more, as the collection removes any other
 
-A kill in between leaves both packs, each whole, and versions that use one of them: the next collection goes on. A
-reader that knows the old place looks into the manifest again (:class:`hapi.repository.stored.StoredModel`). A push
-that needs the old pack keeps it.
+A kill in between leaves both packs, each whole, and versions that use one of them: the next collection goes on. The
+journal is told first which packs a version uses from now on: a store that had lost a node may answer with the manifest
+as it was before. A reader that knows the old place looks into the manifest again
+(:class:`hapi.repository.stored.StoredModel`). A push that needs the old pack keeps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from hapi.errors import DataError, NotFoundError
+from hapi.errors import DataError, NoRoomError, NotFoundError
 from hapi.models.graph.digest import content_digest
 from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES
 from hapi.repository.manifest import FORMAT
 from hapi.repository.packs.index import header_tensors, read_heads, tensor_digest
+from hapi.repository.packs.journal import append, moved_entry
 from hapi.repository.packs.layout import ALIGNED_BYTES, ALIGNMENT, padding_name
 from hapi.repository.packs.place import pack_id, pack_key
 from hapi.repository.versions import compressed, document_checksum, holding, read_document
@@ -112,8 +115,8 @@ def write_pack(store: ObjectStore, rewrite: Rewrite) -> bool:
     """Write the new pack, also over one of the same name, which may be damaged; return False where a tensor is."""
     try:
         store.put_pieces(pack_key(rewrite.id), rewrite.size, _pieces(store, rewrite))
-    except DataError:
-        return False  # verify and load name it; a repair mends the old pack
+    except (DataError, NotFoundError):
+        return False  # verify and load name it, and a repair mends the old pack; or a node that was away still had it
     return True
 
 
@@ -147,7 +150,14 @@ def move_versions(
             if moves(document):
                 lease.check()
                 held.check()
-                store.put(key, compressed(_moved(document, by_pack)))
+                now = _moved(document, by_pack)
+                append(store, moved_entry(key, now))
+                try:
+                    store.put(key, compressed(now))
+                except NoRoomError:
+                    with suppress(NoRoomError):
+                        append(store, moved_entry(key, document))
+                    raise
 
 
 def _rewrite(old: ObjectInfo, head: bytes, live: Mapping[TensorAt, str]) -> Rewrite | None:
