@@ -189,9 +189,12 @@ def structure_of_document(document: Any) -> str:
 
 def check_format(document: Mapping[str, Any]) -> None:
     """Raise :class:`BadRequestError` unless the document is of this version."""
-    if document.get("format") != FORMAT:
+    found = document.get("format")
+    if found != FORMAT:
+        newer = isinstance(found, int) and found > FORMAT
+        advice = "a newer hapi wrote it: update this one" if newer else "push it again"
         raise BadRequestError(
-            f"format {document.get('format')!r:.20} is not {FORMAT}, it is of another version of Hapi; push it again"
+            f"format {found!r:.20} is not {FORMAT}, which this version of hapi reads; {advice}"
         )
 
 

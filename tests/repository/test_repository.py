@@ -39,7 +39,15 @@ from hapi.repository.push import push
 from hapi.repository.pushed import PushedModel
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import ModelStructure
-from hapi.repository.versions import add_tag, document_checksum, drop_versions, list_tags, version_key
+from hapi.repository.versions import (
+    add_tag,
+    compressed,
+    decompressed,
+    document_checksum,
+    drop_versions,
+    list_tags,
+    version_key,
+)
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store
 from hapi.wire.references import ModelReference
@@ -268,6 +276,23 @@ def test_other_documents_are_refused(store: CountingStore, document: object) -> 
         ModelManifest.from_json(document, open_model(store, "net").manifest.structure)
     with pytest.raises(BadRequestError):
         ModelStructure.from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("other", "advice"), [(1, "a newer hapi wrote it: update this one"), (-1, "push it again")]
+)
+def test_a_version_of_another_format_says_what_to_do(store: CountingStore, other: int, advice: str) -> None:
+    key = version_key("net", 1)
+    sound = store.get(key)
+    document = json.loads(decompressed(sound))
+    document["format"] += other
+    store.put(key, compressed({**document, "checksum": document_checksum(document)}))
+    try:
+        with pytest.raises(DataError, match=advice) as caught:
+            open_model(store, "net")
+    finally:
+        store.put(key, sound)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [[], {}, 3, None, "complex128"])

@@ -214,8 +214,8 @@ def _text(document: Mapping[str, object], field: str, where: str) -> str:
 
 def _unreadable(where: str) -> DataError:
     return DataError(
-        f"{where} does not say what it needs, so nothing can be removed: it is damaged or from another version of "
-        "hapi; remove that version with 'hapi rm' and push the model again"
+        f"{where} does not say what it needs, so nothing can be removed: it is damaged, or a newer hapi wrote it; "
+        "update this one, or remove that version with 'hapi rm' and push the model again"
     )
 
 
