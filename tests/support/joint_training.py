@@ -66,7 +66,7 @@ class ForkedRanks:
     All are ended when one fails; none is started again. Used as a :class:`subprocess.Popen` is.
     """
 
-    def __init__(self, count: int, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, count: int, command: Sequence[str], folder: Path, **more: str) -> None:
         port = free_port()
         self._files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115  see communicate
         common = {
@@ -80,7 +80,9 @@ class ForkedRanks:
         self._ranks = [
             ForkedProcess(
                 command, cwd=folder, stdout=self._files[0], stderr=self._files[1],
-                env=environment(**{k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}),
+                env=environment(
+                    **{k: str(v) for k, v in {**common, **more, "RANK": rank, "LOCAL_RANK": rank}.items()}
+                ),
             )
             for rank in range(count)
         ]  # fmt: skip
