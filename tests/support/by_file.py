@@ -16,6 +16,7 @@ _ALL_SLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(slow|long)\b", re.MU
 FIRST: tuple[tuple[str, ...], ...] = (
     (
         "tests/integration/test_swift.py",
+        "tests/integration/test_swift_dead_node.py",
         "tests/integration/test_swift_faults.py",
         "tests/integration/test_swift_models.py",
         "tests/integration/test_swift_removal.py",
