@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_repacking import layer, packs
+from test_repacking import layer
 
 from hapi.errors import NotFoundError
 from hapi.ingest.removal import remove_model
@@ -14,18 +14,22 @@ from hapi.repository.packs.collect import collect_packs
 from hapi.repository.push import push_tensors
 from hapi.repository.verify import verify_model
 from hapi.repository.versions import version_key
+from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
+from hapi.store.open import open_store
+
+
+def packs(store: ObjectStore) -> dict[str, int]:
+    return {info.key: info.size for info in store.list("repository/packs")}
 
 
 @pytest.mark.parametrize("has_old_pack", [False, True])
 @pytest.mark.parametrize("sharing", [(), (5,)])
-def test_nothing_goes_that_the_new_state_needs(
-    tmp_path: Path, sharing: tuple[int, ...], has_old_pack: bool
-) -> None:
+def test_nothing_goes_that_the_new_state_needs(sharing: tuple[int, ...], has_old_pack: bool) -> None:
     """Neither as it is, nor where what another version needs of the pack is packed anew once more; the node may also
     have the pack that was removed.
     """
-    store = LocalStore(tmp_path / "store")
+    store = open_store(f"memory://stale-{len(sharing)}-{has_old_pack}")
     push_tensors(store, "large", [layer(number) for number in (1, 2, 3, 4, 5)])
     push_tensors(store, "m", [layer(2), layer(5), layer(6)])
     if sharing:

@@ -5,20 +5,19 @@
     remove    -- the old pack, which nothing needs any more, as the collection removes any other
 
 A kill in between leaves both packs, each whole, and versions that use one of them: the next collection goes on. The
-journal is told first which packs a version uses from now on: a store that had lost a node may answer with the manifest
-as it was before. A reader that knows the old place looks into the manifest again
+journal of a remote store is told first which packs a version uses from now on: one that had lost a node may answer with
+the manifest as it was before. A reader that knows the old place looks into the manifest again
 (:class:`hapi.repository.stored.StoredModel`). A push that needs the old pack keeps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from hapi.errors import DataError, NoRoomError, NotFoundError
+from hapi.errors import DataError, NotFoundError
 from hapi.models.graph.digest import content_digest
 from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES
@@ -151,13 +150,11 @@ def move_versions(
                 lease.check()
                 held.check()
                 now = _moved(document, by_pack)
-                append(store, moved_entry(key, now))
-                try:
-                    store.put(key, compressed(now))
-                except NoRoomError:
-                    with suppress(NoRoomError):
-                        append(store, moved_entry(key, document))
-                    raise
+                if (
+                    store.local_path(key) is None
+                ):  # a folder always has the last state, and maybe no room for more
+                    append(store, moved_entry(key, now))
+                store.put(key, compressed(now))
 
 
 def _rewrite(old: ObjectInfo, head: bytes, live: Mapping[TensorAt, str]) -> Rewrite | None:
