@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import DIGITS_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
 from support.http_tools import exchange, make_store, metric
+from support.proxy import paced
 from support.ray_fleet import listening, parent_of, running_ray
 
 import hapi
@@ -28,6 +30,8 @@ JOB = (
 )  # fmt: skip
 SETTINGS = {"cos_batch": 5, "threads": 1, "cpus": 0.1, "drain_seconds": 10, "share_memory": 0}
 
+PACE = 0.2
+"""Seconds between two requests at a server of the job under which replicas die."""
 TOKEN = "a-token-of-the-trainers"
 STEP_SECONDS, STEP_BYTES = 0.25, 20 * 64 * 8 * 8 * 4
 """A step of the trainer that scales a fleet, and the bytes of features that it takes."""
@@ -95,15 +99,17 @@ def test_a_killed_replica_is_replaced_under_a_job(
     before = deploy(proxy, folder, 2, min_replicas=2)
     servers = [listening(port_of(url)) for url in before]
     path = tmp_path / "report.json"
-    job = start_train(*JOB, "--epochs", str(ENOUGH), "--server", ",".join(before), "--report", str(path))
-    try:
+    with ExitStack() as ends:
+        urls = [ends.enter_context(paced(port_of(url), PACE)).url for url in before]
+        job = start_train(*JOB, "--epochs", str(ENOUGH), "--server", ",".join(urls), "--report", str(path))
+        ends.callback(job.kill)
         wait_for(lambda: metric(port_of(before[0]), "hapi_samples_total") > 2 * COUNT, 120, "a job at work")
         os.kill(servers[0], signal.SIGKILL)
         wait_for(lambda: len(listed(proxy)) == 2 and before[0] not in listed(proxy), 180, "another server")
+        samples = lambda: metric(port_of(before[1]), "hapi_samples_total")  # noqa: E731
+        wait_for(lambda: samples() > (FEW + 2) * COUNT, what="some epochs")
         job.send_signal(signal.SIGINT)
-        job.communicate(60)
-    finally:
-        job.kill()
+        job.communicate(240)
     report = report_of(path)
     assert losses(report)[:FEW] == alone[: len(losses(report))] and len(losses(report)) >= FEW
     assert all(entry["samples"] == COUNT for entry in report["epochs"][:-1])
@@ -126,7 +132,7 @@ class Trainer:
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        self._thread.join(60)
+        self._thread.join(240)
 
     def _train(self) -> None:
         settings = hapi.SessionSettings(
@@ -165,7 +171,7 @@ def seen(seconds: float, enough: Callable[[], bool] = lambda: False) -> list[int
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_fleet_grows_by_what_trainers_wait_and_only_then(proxy: str, tmp_path: Path) -> None:
     """Servers that may send so much each: less than three are as fast as the trainer, a quarter before."""
     rate = round(STEP_BYTES / STEP_SECONDS / 2.8)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,16 +40,28 @@ def running_ray() -> Iterator[str]:
         # A short path: names of sockets have at most 107 bytes.
         with tempfile.TemporaryDirectory(prefix="hray", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
-                ray.init(
-                    num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
-                    _temp_dir=folder, configure_logging=False, _node_ip_address="127.0.0.1",
-                )  # fmt: skip
+                _begin(ray, folder)
                 serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
                 yield f"http://127.0.0.1:{port}"
             finally:
                 with suppress(Exception):
                     serve.shutdown()
                 ray.shutdown()
+
+
+def _begin(ray: Any, folder: str) -> None:
+    """Start it, once more where this machine is too slow: Ray waits for itself for 30 seconds."""
+    for last in (False, False, True):
+        try:
+            ray.init(
+                num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
+                _temp_dir=folder, configure_logging=False, _node_ip_address="127.0.0.1",
+            )  # fmt: skip
+            return
+        except Exception as error:
+            if last or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def listening(port: int) -> int:
