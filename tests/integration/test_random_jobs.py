@@ -13,7 +13,7 @@ from support.random_data import make_store
 from support.random_jobs import draw
 from support.random_runs import check
 
-SEEDS = (47, 63, 81, 101)
+SEEDS = (46, 47, 101)
 FIRST, _, LAST = os.environ.get("RANDOM_JOBS", "100-119").partition("-")
 
 

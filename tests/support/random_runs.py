@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from hapi.cache.folder import MARKER
+from hapi.cache.key_file import KEY_FILE
 from support.forked import ROOT, ForkedProcess, environment
 from support.harness import ServerProcess, hapi, losses, report_of, wait_for
 from support.joint_training import ForkedRanks
@@ -52,7 +53,8 @@ class Training:
         if self._ranks is None:
             self._process.send_signal(number)
         elif self._ranks.poll() is None:
-            os.kill(self._ranks.pids[which % len(self._ranks.pids)], number)
+            with contextlib.suppress(ProcessLookupError):  # it may end just now
+                os.kill(self._ranks.pids[which % len(self._ranks.pids)], number)
 
     @property
     def over(self) -> bool:
@@ -185,7 +187,7 @@ def restart(runs: Runs) -> tuple[int, str, str]:
 
 
 def flip(runs: Runs) -> tuple[int, str, str]:
-    """Bits of what is kept are changed, and read."""
+    """Bits of what is kept are changed, and read; files that say whose it is would end the job by one line."""
     found = runs.start("before").wait()
     if found[0]:
         return found
@@ -193,7 +195,7 @@ def flip(runs: Runs) -> tuple[int, str, str]:
         files = [
             p
             for p in (runs.folder / place).rglob("*")
-            if p.is_file() and p.stat().st_size and p.name != MARKER
+            if p.is_file() and p.stat().st_size and p.name not in (MARKER, KEY_FILE)
         ]
         for path in runs.random.sample(files, min(3, len(files))):
             at = runs.random.randrange(path.stat().st_size)
