@@ -66,7 +66,7 @@ def test_a_log_that_nobody_reads_holds_up_nothing(folder: Path, known: Known, tm
         assert all(json.loads(line)["event"] for line in lines)
         for _ in range(100):  # the pipe is full once more
             exchange(running.port, "GET", "/healthz")
-        assert running.stop(20) == 0, "nor does it hold up the end"
+        assert running.stop() == 0, "nor does it hold up the end"
         reader.close()
 
 
