@@ -7,7 +7,6 @@ others get their new values from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,11 +25,6 @@ def shares_of(model: nn.Module) -> tuple[int, int]:
     if isinstance(model, DistributedDataParallel):
         return dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
     return 0, 1
-
-
-def rank_folder(folder: Path, rank: int, ranks: int) -> Path:
-    """Return where this process keeps its share in a folder that all ranks name."""
-    return folder / f"rank{rank}" if ranks > 1 else folder
 
 
 def agree_on_step(model: nn.Module, store: StateStore) -> None:

@@ -23,10 +23,11 @@ from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
 from hapi.offload.planner import StateTraffic
-from hapi.offload.shards import agree_on_step, rank_folder, shares_of, smallest
+from hapi.offload.shards import agree_on_step, shares_of, smallest
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
+from hapi.offload.states.folder import rank_folder
 from hapi.offload.states.host import HostStates
 from hapi.offload.updates import check_optimizer, options_of, state_names
 from hapi.paths import user_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,12 @@ NAME = "hapi-offload"
 """Folder that is made in the one that the user names; it is removed at the end."""
 _FILES = ("states", "gradients", "commit", "job.json", "lock")
 _FORMAT = 1
+_RANK = re.compile(r"rank\d+")
+
+
+def rank_folder(folder: Path, rank: int, ranks: int) -> Path:
+    """Return where this process keeps its share in a folder that all ranks name; it is removed at the end, too."""
+    return folder / f"rank{rank}" if ranks > 1 else folder
 
 
 def discard(parent: Path) -> None:
@@ -107,10 +114,10 @@ class OffloadFolder:
             os.close(self._lock)
             self._lock = -1
         if remove:
-            try:
+            with suppress(OSError):  # another process began, or a user put something there
                 self.path.rmdir()
-            except OSError:
-                return  # another process began, or a user put something there
+                if _RANK.fullmatch(self.path.parent.name):
+                    self.path.parent.rmdir()
 
     def _remove_files(self) -> None:
         for name in reversed(_FILES[:-1]):

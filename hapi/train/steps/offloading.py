@@ -14,8 +14,8 @@ from hapi.cache.disk_rates import measure_disk
 from hapi.client.session import Session
 from hapi.errors import UsageError
 from hapi.offload.optimizer import OffloadedOptimizer
-from hapi.offload.shards import rank_folder, shares_of
-from hapi.offload.states.folder import discard
+from hapi.offload.shards import shares_of
+from hapi.offload.states.folder import discard, rank_folder
 from hapi.offload.training import offload_states
 from hapi.paths import user_cache_folder, user_path
 from hapi.profiler.offload_costs import OffloadCosts, OffloadPrice, OffloadTerms
