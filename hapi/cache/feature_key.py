@@ -7,12 +7,11 @@ machines, paths, the order of samples and whatever comes after the cut are not i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from hapi.cache.key_file import digest_of
 from hapi.wire.frames import DTYPE_BYTES
 from hapi.wire.references import DatasetReference, Precision, TransformSpec
 
@@ -66,5 +65,4 @@ class FeatureKey:
     @property
     def digest(self) -> str:
         """Digest of the key, 32 hex digits."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return digest_of(self.to_json())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,19 @@ class KeyFile:
     """Devices and smallest batches that the features were computed with, a line each."""
 
 
+def digest_of(key: Mapping[str, Any]) -> str:
+    """Return the digest of a key as JSON, 32 hex digits."""
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def read_key_file(folder: Path) -> KeyFile | None:
-    """Return the content of the file in ``folder``; None when there is none, or it is damaged."""
+    """Return the content of the file in ``folder``; None when there is none, or its key is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         document = parse_document((folder / KEY_FILE).read_bytes())
         lines = tuple(str(line) for line in document["made_with"])
-        return KeyFile(dict(document["key"]), str(document["dataset"]), lines)
+        found = KeyFile(dict(document["key"]), str(document["dataset"]), lines)
+        return found if document["digest"] == digest_of(found.key) else None
     return None
 
 
@@ -56,6 +65,6 @@ def settle_key(folder: Path, wanted: KeyFile) -> None:
     dataset = wanted.dataset if found is None else found.dataset
     lines = sorted({*wanted.made_with, *(() if found is None else found.made_with)})
     new = folder / f"{KEY_FILE}.new"
-    content = {"key": wanted.key, "dataset": dataset, "made_with": lines}
+    content = {"key": wanted.key, "digest": digest_of(wanted.key), "dataset": dataset, "made_with": lines}
     new.write_text(json.dumps(content, indent=1) + "\n")
     new.replace(folder / KEY_FILE)

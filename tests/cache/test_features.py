@@ -263,14 +263,17 @@ def test_the_folder_says_of_which_key_it_is(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     assert document == {
         "key": KEY.to_json(),
+        "digest": KEY.digest,
         "dataset": "flowers",
         "made_with": ["cpu, batches of 16", "cuda, batches of 32"],
     }
-    file.write_text("{")  # a power cut
-    with features_at(tmp_path) as cache:
-        assert found(cache) == {0, 18, 19}
-    assert json.loads(file.read_text())["key"] == KEY.to_json()
-    file.write_text(json.dumps({**document, "key": OTHER.to_json()}))
+    flipped = json.dumps({**document, "key": {**KEY.to_json(), "cut": KEY.cut ^ 1}})
+    for damaged in ("{", flipped):  # a power cut; a bit
+        file.write_text(damaged)
+        with features_at(tmp_path) as cache:
+            assert found(cache) == {0, 18, 19}
+        assert json.loads(file.read_text())["key"] == KEY.to_json()
+    file.write_text(json.dumps({**document, "key": OTHER.to_json(), "digest": OTHER.digest}))
     with pytest.raises(DataError, match="holds features of another key; remove it with 'hapi cache clear"):
         features_at(tmp_path)
 
