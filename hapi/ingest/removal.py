@@ -149,9 +149,8 @@ def _model_removal(store: ObjectStore, reference: str, address: ModelAddress) ->
         return Removal("model", reference, (ObjectInfo(key, store.size(key)),))
     objects = store.list(model_prefix(address.name))
     known = {version_key(address.name, version) for version in list_versions(store, address.name)}
-    hidden = (known | tag_keys(store, address.name)) - {
-        info.key for info in objects
-    }  # by a listing that is behind
+    listed = {info.key for info in objects}
+    hidden = (known | tag_keys(store, address.name)) - listed  # a listing may be behind
     objects += [ObjectInfo(key, store.size(key)) for key in hidden if store.exists(key)]
     if not objects:
         raise _unknown(store, "model", address.name)

@@ -161,3 +161,15 @@ def test_a_model_that_is_dropped_gives_its_files_back(tmp_path: Path) -> None:
         del model
         gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.mark.parametrize(("name", "stays"), [("rank1", True), ("hapi-rank1", False)])
+def test_a_folder_that_the_user_made_stays_and_that_of_a_rank_goes(
+    name: str, stays: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    model = tied_model()
+    with offloaded(model, adamw(model), folder):
+        assert list(folder.iterdir())
+    assert folder.exists() == stays and not (stays and list(folder.iterdir()))

@@ -68,7 +68,7 @@ def test_two_processes_share_the_states_and_survive_a_kill(tmp_path: Path) -> No
     assert run(tmp_path, "memory", 7) == [0, 0]
     assert run(tmp_path, "disk", 7, dies=4)[1] == -9
     kept = [
-        sum(f.stat().st_size for f in (tmp_path / "states" / f"rank{rank}").rglob("states"))
+        sum(f.stat().st_size for f in (tmp_path / "states" / f"hapi-rank{rank}").rglob("states"))
         for rank in (0, 1)
     ]
     assert 0.2 < kept[0] / sum(kept) < 0.8

@@ -21,12 +21,12 @@ NAME = "hapi-offload"
 """Folder that is made in the one that the user names; it is removed at the end."""
 _FILES = ("states", "gradients", "commit", "job.json", "lock")
 _FORMAT = 1
-_RANK = re.compile(r"rank\d+")
+_RANK = re.compile(r"hapi-rank\d+")
 
 
 def rank_folder(folder: Path, rank: int, ranks: int) -> Path:
     """Return where this process keeps its share in a folder that all ranks name; it is removed at the end, too."""
-    return folder / f"rank{rank}" if ranks > 1 else folder
+    return folder / f"hapi-rank{rank}" if ranks > 1 else folder
 
 
 def discard(parent: Path) -> None:

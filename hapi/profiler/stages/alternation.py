@@ -91,7 +91,7 @@ class _Way(NamedTuple):
 
     pipeline: Pipeline
     loads: Loads
-    """Of a batch."""
+    """Seconds of each resource for a batch."""
     extra: float
     """Price of a batch beside its seconds."""
 

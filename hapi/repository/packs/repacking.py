@@ -150,9 +150,8 @@ def move_versions(
                 lease.check()
                 held.check()
                 now = _moved(document, by_pack)
-                if (
-                    store.local_path(key) is None
-                ):  # a folder always has the last state, and maybe no room for more
+                # A folder always has the last state, and maybe no room for more.
+                if store.local_path(key) is None:
                     append(store, moved_entry(key, now))
                 store.put(key, compressed(now))
 
