@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,13 @@ def figure_of(number: int) -> Page:
     raise UsageError(f"figure {number}: expected {FIGURES[0].number} to {FIGURES[-1].number}")
 
 
+def _check(flag: str, chosen: Sequence[str] | None, known: Collection[str]) -> None:
+    """Raise UsageError for a name that is none of ``known``."""
+    for name in chosen or ():
+        if name not in known:
+            raise UsageError(f"{flag} {name}: expected one of {', '.join(sorted(known))}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelsSettings:
     """Cells to measure, and how."""
@@ -177,8 +184,11 @@ class ModelsSettings:
         """Return the cells of all figures, each once.
 
         Raises:
-            UsageError: no figure has such cells.
+            UsageError: no figure has such a model, such a part or such cells.
         """
+        shapes = {name for figure in FIGURES for name in figure.shapes + figure.small}
+        _check("--model", self.shapes, shapes)
+        _check("--load", self.loads, {part for figure in FIGURES for part in figure.parts} - {STORE, STAGES})
         found = [cell for number in self.figures for cell in self._of(figure_of(number))]
         if not found:
             raise UsageError(

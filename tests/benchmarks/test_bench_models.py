@@ -126,7 +126,11 @@ def test_models_and_loads_can_be_chosen() -> None:
         ("10x256MB", STAGES, WARM), *((shape, *rest) for shape in ("10x256MB", "100x1GB") for rest in both)
     }  # fmt: skip
     with pytest.raises(UsageError, match="no cell is left"):
+        ModelsSettings(figures=(8,), shapes=("10x1GB",)).cells()
+    with pytest.raises(UsageError, match=r"--model 10x3GB: expected one of .*vgg19"):
         ModelsSettings(shapes=("10x3GB",)).cells()
+    with pytest.raises(UsageError, match=r"--load nope: expected one of .*25%"):
+        ModelsSettings(loads=("25%", "nope")).cells()
 
 
 def record(way: str, part: str, seconds: list[float], **changes: Any) -> dict[str, Any]:
