@@ -215,12 +215,12 @@ def _racks(document: Mapping[str, Any]) -> list[str]:
 def _changed(rows: Sequence[Mapping[str, Any]], first: str) -> list[str]:
     usual = rows[0]["samples_per_second"]
     return _table(
-        (first, "samples/s", "share", "slowest", "stalled", "request p50, p99, s", "retries", "split"),
+        (first, "samples/s", "share", "slowest", "stalled", "request p50, p99, s", "retries", "hedged", "split"),
         [
             (
                 str(row[first]), f"{row['samples_per_second']:.0f}", f"{row['samples_per_second'] / usual:.1%}",
                 f"{row['slowest']:.1f}", f"{row['stalled']:.0%}", _both(row["latency"]), str(row["retries"]),
-                str(row["split"]),
+                str(row["extra"]), str(row["split"]),
             )
             for row in rows
         ],

@@ -198,6 +198,7 @@ def _row(fleet: Fleet, model: str = MODEL, **named: Any) -> Row:
         "links": found.links.to_json(),
         "requests": group.requests,
         "retries": group.retries,
+        "extra": group.extra,
         "split": usual_split(found),
         "changes_per_100_batches": 100 * group.changes / batches,
         "moved": moved(found.splits),

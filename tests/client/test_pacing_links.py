@@ -20,8 +20,8 @@ from hapi.client.loading.pacing import (
     RequestPacer,
 )
 from hapi.client.transport.link_meter import LinkMeter
-from hapi.cluster.simulation.incoming import IncomingLink
 from hapi.cluster.simulation.network import Network
+from hapi.cluster.simulation.training.incoming import IncomingLink
 
 SIZE = 1e6
 

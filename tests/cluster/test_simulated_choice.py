@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.client.transport.server_choice import ServerLoad, soonest
-from hapi.cluster.simulation.choice import KnownServer, KnownServers, ServerList
+from hapi.cluster.simulation.training.choice import KnownServer, KnownServers, ServerList
 from hapi.errors import TransportError
 
 COUNT = 7

@@ -175,3 +175,22 @@ def test_answers_begin_late_by_chance() -> None:
     (group,) = found.trainers
     assert group.latency.p50 == pytest.approx(0.069, abs=0.03)
     assert group.latency.p99 > 0.3
+
+
+def test_a_request_at_a_straggler_is_sent_to_a_second_server() -> None:
+    """One becomes slow under the requests that it has; without a second one they would take 100 times as long."""
+    slow = (FleetEvent(what="slow", name="store", at=6.0, seconds=30.0, count=1, factor=100.0),)
+    fleet = a_fleet(
+        servers(4), trainers(1, in_flight=2, batches=1500), events=slow, seconds=60.0, warm_up=0.0
+    )
+    profile = a_profile(forward=(0.01, 0, 0), step_seconds=0.002, outputs=(1000, 100, 10))
+    job = a_job(samples=8 * 500, prefetch_bytes=100_000)
+    simulation = Simulation(fleet, profiles_of(fleet, profile, job))
+    simulation.run(lambda share: None)
+    (counts,) = (trainer.counts for trainer in simulation.trainers["job"])
+    assert counts.samples == 1500 * 8
+    assert 1 <= counts.extra <= 0.02 * 1500 and not counts.retries
+    assert max(counts.latencies) < 4.0, "a request that waits at the slow one takes 8 s there"
+    assert counts.nbytes == pytest.approx(1500 * 8 * 1000), "what was not taken is counted apart"
+    for server in simulation.servers["store"]:
+        assert server.admission.queue.running == server.admission.queue.queued == 0

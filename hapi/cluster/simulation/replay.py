@@ -13,16 +13,17 @@ from pathlib import Path
 
 import simpy
 
-from hapi.cluster.simulation.choice import ServerList
 from hapi.cluster.simulation.costs import SplitCosts, on_machines, split_costs, together
 from hapi.cluster.simulation.fleet import Fleet, FleetEvent, ServerGroup, TrainerGroup
 from hapi.cluster.simulation.network import UNLIMITED, Network
 from hapi.cluster.simulation.observation import load_recorded
-from hapi.cluster.simulation.planning import FixedSplits, PlannedSplits, Splits
 from hapi.cluster.simulation.processors import Processors
 from hapi.cluster.simulation.results import Replayed, Sampler, collect
 from hapi.cluster.simulation.server import SimulatedServer, Steps
-from hapi.cluster.simulation.trainer import Messages, SimulatedTrainer, Work
+from hapi.cluster.simulation.training.choice import ServerList
+from hapi.cluster.simulation.training.planning import FixedSplits, PlannedSplits, Splits
+from hapi.cluster.simulation.training.requests import Messages, Sender, Work
+from hapi.cluster.simulation.training.trainer import SimulatedTrainer
 from hapi.errors import UsageError
 from hapi.profiler.profile import Job, Profile
 from hapi.server.scheduling.fair_queue import ANONYMOUS, Tenant
@@ -179,25 +180,28 @@ class Simulation:
         alone = cache(lambda speed, rate: together(on_machines(profile, server_speed=speed), known, rate * 8))
         listed, idle = self._listed(group, profile, everyone)
         for number in range(group.count):
-            name = f"{group.name}-{number}"
             if known < len(everyone):
                 listed, idle = self._listed(group, profile, self._rng.sample(everyone, known))
             rng = random.Random(self._rng.random())
+            name = f"{group.name}-{number}"
+            sender = Sender(
+                name=name,
+                tenant=Tenant(name=name) if self.fleet.tenants == "each" else ANONYMOUS,
+                path=self._path(group.bandwidth, group.link),
+                messages=messages,
+            )
             made.append(
                 SimulatedTrainer(
                     self.env,
-                    name,
                     work,
                     listed,
                     self._splits(group, alone(*idle), job, rng),
-                    tenant=Tenant(name=name) if self.fleet.tenants == "each" else ANONYMOUS,
+                    sender,
                     processors=self._machines[group.machine]
                     if group.machine
                     else Processors(self.env, profile.client_tier.processors),
                     network=self.network,
-                    path=self._path(group.bandwidth, group.link),
                     rng=rng,
-                    requests=messages,
                     start=rng.uniform(0, group.spread),
                 )
             )

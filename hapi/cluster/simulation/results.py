@@ -13,7 +13,7 @@ import simpy
 from hapi.cluster.simulation.fleet import Fleet
 from hapi.cluster.simulation.network import UNLIMITED, Floats, Network
 from hapi.cluster.simulation.server import SimulatedServer
-from hapi.cluster.simulation.trainer import SimulatedTrainer
+from hapi.cluster.simulation.training.trainer import SimulatedTrainer
 from hapi.units import format_bytes, format_duration
 
 Servers = Mapping[str, Sequence[SimulatedServer]]
@@ -127,7 +127,11 @@ class TrainersReplayed:
     """Seconds of requests, waits and retries included."""
     requests: int
     retries: int
+    extra: int
+    """Requests that were sent to a second server, too."""
     nbytes: float
+    extra_bytes: float
+    """Bytes of second servers' answers that were not taken."""
     changes: int
     """Changes of the split, of all trainers."""
     splits: dict[int, int]
@@ -191,14 +195,15 @@ class Replayed:
 
     def lines(self) -> list[str]:
         """Return it for a person."""
-        head = f"{'trainers':<14}{'count':>7}{'samples/s':>11}{'slowest':>9}{'stalled':>9}{'retries':>9}{'changes':>9}"
+        head = f"{'trainers':<14}{'count':>7}{'samples/s':>11}{'slowest':>9}{'stalled':>9}"
+        head += f"{'retries':>9}{'hedged':>8}{'changes':>9}"
         found = [
             f"{self.seconds:g} s simulated in {self.wall_seconds:.1f} s: {self.samples_per_second:.1f} samples/s",
             f"{head}  request p50 / p99",
         ]
         found += [
             f"{t.name:<14}{t.count:>7}{t.samples_per_second:>11.1f}{t.slowest:>9.2f}{t.stalled:>9.1%}{t.retries:>9}"
-            f"{t.changes:>9}  {t.latency}"
+            f"{t.extra:>8}{t.changes:>9}  {t.latency}"
             for t in self.trainers
         ]
         found.append(
@@ -260,7 +265,9 @@ def _trainers(name: str, group: Sequence[SimulatedTrainer], sampler: Sampler) ->
         latency=Quantiles.of([value for each in counts for value in each.latencies]),
         requests=sum(each.requests for each in counts),
         retries=sum(each.retries for each in counts),
+        extra=sum(each.extra for each in counts),
         nbytes=sum(each.nbytes for each in counts),
+        extra_bytes=sum(each.extra_bytes for each in counts),
         changes=sum(sampler.changed(trainer) for trainer in group),
         splits=dict(splits),
     )

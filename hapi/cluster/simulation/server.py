@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import simpy
 
@@ -59,13 +59,23 @@ class SimulatedRequest:
     """The server's report, once it is answered."""
 
 
+class _Forward(NamedTuple):
+    """A forward pass that waits for a device."""
+
+    tenant: Tenant
+    order: int
+    seconds: float
+    since: float
+    done: simpy.Event
+
+
 class SimulatedDevice:
     """Devices that run one forward pass each, of the tenant that the server's scheduler chooses."""
 
     def __init__(self, env: simpy.Environment, tier: TierProfile, processors: Processors) -> None:
         """Compute as ``tier`` does: on a CPU with its ``processors``."""
         self._env, self._tier, self._processors = env, tier, processors
-        self._scheduler: DeviceScheduler[tuple[Tenant, float, float, simpy.Event]] = DeviceScheduler()
+        self._scheduler: DeviceScheduler[_Forward] = DeviceScheduler()
         self._idle = tier.devices
         self.busy = 0.0
         """Seconds of forward passes that are over."""
@@ -79,13 +89,17 @@ class SimulatedDevice:
             seconds: that it takes on an idle device.
         """
         done = self._env.event()
-        self._scheduler.add(tenant, order, (tenant, seconds, self._env.now, done))
+        self._scheduler.add(tenant, order, _Forward(tenant, order, seconds, self._env.now, done))
         self._begin()
         return done
 
+    def leave(self, order: int) -> None:
+        """Drop the forward passes of a request that have not begun."""
+        self._scheduler.take(lambda waiting: waiting.order == order)
+
     def _begin(self) -> None:
         while self._idle and len(self._scheduler):
-            tenant, seconds, since, done = self._scheduler.next(self._env.now)
+            tenant, _, seconds, since, done = self._scheduler.next(self._env.now)
             self._idle -= 1
             wait = self._env.now - since
             on_cpu = self._tier.device == "cpu"
@@ -201,6 +215,8 @@ class SimulatedServer:
             self.waits.append(self._env.now - asked)
             yield from self._answer(request, ticket, asked)
         except simpy.Interrupt:
+            if ticket is not None and self.alive:  # its client has left
+                admission.leave(ticket)
             raise TransportError(f"{self.name}: the connection broke") from None
         except BaseException:
             if ticket is not None and ticket.state == "waiting":
@@ -242,6 +258,7 @@ class SimulatedServer:
                     sending = env.process(_to_its_end(self._send(request, work, count)))
                     children.append(sending)
         except simpy.Interrupt:
+            self.device.leave(order)
             for child in children:
                 if child.is_alive:
                     child.interrupt()

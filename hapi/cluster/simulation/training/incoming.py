@@ -7,6 +7,7 @@ from collections.abc import Callable
 import simpy
 
 from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.client.transport.hedging import ArrivingSeconds
 from hapi.client.transport.joint_rates import JointRates
 from hapi.client.transport.link_meter import LinkMeter
 from hapi.cluster.simulation.network import Network, Transfer
@@ -33,6 +34,9 @@ class IncomingLink:
         self._crossing: dict[Transfer, str] = {}
         """Server of each one."""
         self._whole = 0.0
+        self._busy = self._busy_since = 0.0
+        self.arriving_seconds = ArrivingSeconds(self._busy_seconds, self._arrived)
+        """Returns the seconds so far in which any answer was arriving."""
         self._learned, self._joint = Learned(), JointRates()
         self._due_at, self._timer = float("inf"), 0
         self.begin_pass()
@@ -48,6 +52,8 @@ class IncomingLink:
 
     def begins(self, transfer: Transfer, server: str) -> None:
         """Note that a frame of ``server`` begins to cross."""
+        if not self._crossing:
+            self._busy_since = self._env.now
         self._crossing[transfer] = server
         self.meter.begin(server)
 
@@ -55,6 +61,8 @@ class IncomingLink:
         """Note that a frame has crossed, or breaks off; return its bytes that have come."""
         nbytes = self._network.crossed(transfer)
         server = self._crossing.pop(transfer)
+        if not self._crossing:
+            self._busy += self._env.now - self._busy_since
         self._whole += nbytes
         self.meter.end(round(nbytes), server)
         return nbytes
@@ -80,6 +88,10 @@ class IncomingLink:
         """Bytes that have come so far."""
         crossed = self._network.crossed
         return int(self._whole + sum(crossed(transfer) for transfer in self._crossing))
+
+    def _busy_seconds(self) -> float:
+        """Seconds so far in which any frame was crossing."""
+        return self._busy + (self._env.now - self._busy_since if self._crossing else 0.0)
 
     def _due(self, timer: int) -> None:
         if timer == self._timer:

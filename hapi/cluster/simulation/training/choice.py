@@ -96,9 +96,17 @@ class KnownServers:
         # The client takes the first of its list where nothing else tells them apart.
         chosen = min(best, key=lambda k: (k.in_flight, k.place if split else 0, k.number))
         self._asked[chosen.number] = chosen
-        self._chosen += 1
-        chosen.begin(self._chosen)
+        self.begin(chosen)
         return chosen
+
+    def begin(self, known: KnownServer) -> None:
+        """Count a request to a server that was asked before, or is asked now."""
+        self._chosen += 1
+        known.begin(self._chosen)
+
+    def others(self, known: KnownServer, now: float) -> list[KnownServer]:
+        """Return the servers that were asked before and are well, but for ``known``."""
+        return [other for other in self._asked.values() if other is not known and other.well_at <= now]
 
     def well_at(self) -> float:
         """Return the time at which the next server is well, when all were asked."""
