@@ -206,16 +206,17 @@ class Pipeline:
         if not len(rows):
             return
         ids = self._ids[part.low : part.high][rows]
-        taken = self._share.take(ids, engine.batch, join=join)
-        part.claims = [(pending, rows[places]) for pending, places in taken.claims]
+        with self._share.dividing():
+            taken = self._share.take(ids, engine.batch, join=join)
+            part.claims = [(pending, rows[places]) for pending, places in taken.claims]
+            if self._sound(engine):
+                for pending, claimed in part.claims:
+                    self._fill_up(part, pending, len(claimed))
         part.joined = [
             (pending, [(int(rows[place]), other) for place, other in pairs])
             for pending, pairs in taken.joined.items()
         ]
         part.missing = rows[taken.kept].tolist()  # which came in the moment since they were looked for
-        if self._sound(engine):
-            for pending, claimed in part.claims:
-                self._fill_up(part, pending, len(claimed))
 
     def _sound(self, engine: Engine) -> bool:
         """Whether passes have so many samples that their features may be shared; those that lack some are filled."""
@@ -224,8 +225,8 @@ class Pipeline:
     def _fill_up(self, part: Part, pending: PendingBatch, count: int) -> None:
         """Claim samples that nobody has yet for the rest of a pass, of which others left too few.
 
-        Without them the rest is repeats, which is work for nothing. They are claimed before anything is loaded, so that
-        no two requests share out the last samples of a dataset among passes that both lack some.
+        Without them the rest is repeats, which is work for nothing. They are claimed before anything is loaded, and
+        before another request takes samples, so that one pass at most lacks some in the end.
 
         Args:
             part: the part that the pass is for.

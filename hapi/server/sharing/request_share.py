@@ -104,6 +104,10 @@ class RequestShare:
             self._claims.update(pending for pending, _ in taken.claims)
         return taken
 
+    def dividing(self) -> threading.Lock:
+        """Return the lock to hold around :meth:`take` and the :meth:`claim_others` that belong to it."""
+        return self._table.dividing(self._key)
+
     def publish(self, pending: PendingBatch, features: Bytes, labels: LabelArray, fitted: int) -> None:
         """Share the features of an own claim.
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -105,6 +106,7 @@ class SharingTable:
         self._max_seconds = max_seconds
         self._now = now
         self._lock = threading.Lock()
+        self._dividing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._shelves: dict[str, _Shelf] = {}
         """By key; none is empty."""
         self._blocks: deque[_Block] = deque()
@@ -126,6 +128,14 @@ class SharingTable:
                 for shelf in self._shelves.values()
                 for e in shelf.entries.values()
             )
+
+    def dividing(self, key: str) -> threading.Lock:
+        """Return the lock of a key that a request holds while it takes samples and fills up its last pass.
+
+        Otherwise two requests could share out the last samples of a dataset among two passes that both lack some.
+        """
+        with self._lock:
+            return self._dividing.setdefault(key, threading.Lock())
 
     def unclaimed(self, key: str, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are neither recent nor under way; bool [n]."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served
 from support.sharing_tools import Extracted, body_of, extracted, opened, parsed, sharing_service
 
+from hapi.arrays import Flags, IntArray
 from hapi.errors import DataError, DeviceMemoryError, HapiError
 from hapi.models.zoo.build import build
 from hapi.server.decoding.pool import Decoders
@@ -127,6 +129,29 @@ def test_the_last_samples_are_one_pass_although_one_of_them_is_long(
     body_of(stopped)
     extracted(service, known, [*ALL[1:16], 35])
     assert computed(service) == 32 + 16 + 16, "with repeats, as nothing is left"
+
+
+def test_two_requests_at_once_do_not_share_out_the_last_samples(
+    service: Service, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes while the first one looks for samples that fill its pass."""
+    extracted(service, known, ALL[:32])
+    coming = list[Future[Extracted]]()
+
+    def fits(feeding: Feeding, ids: IntArray) -> Flags:
+        if not coming:
+            coming.append(pool.submit(extracted, service, known, [*ALL[1:16], 33]))
+            end = time.monotonic() + 0.5
+            while service.sharing.table.under_way < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+        return fitting(feeding, ids)
+
+    fitting = Feeding.fits_memory
+    monkeypatch.setattr(Feeding, "fits_memory", fits)
+    with ThreadPoolExecutor(1) as pool:
+        extracted(service, known, [*ALL[1:16], 32])
+        coming[0].result()
+    assert computed(service) == 32 + 16, "one pass of the last eight, with repeats"
 
 
 def test_those_that_time_layers_share_nothing(service: Service, known: Known) -> None:
