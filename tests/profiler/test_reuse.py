@@ -14,7 +14,7 @@ from support.profiler_tools import crafted, free_tier
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choose import LEAST_GAIN, choose_reuse
+from hapi.profiler.reuse.choose import LEAST_GAIN, _LowerBounds, choose_reuse
 from hapi.profiler.reuse.facts import (
     CodecCost,
     CutCodecs,
@@ -116,6 +116,18 @@ def test_no_choice_is_better_than_the_chosen_one(
     for cost in (*costs, found.cost):
         assert min(cost.seconds, cost.money, cost.received_bytes, cost.server_seconds) >= 0
         assert 0 <= cost.kept <= 1 + 1e-12 and cost.first_epoch_seconds >= 0 <= cost.last_epoch_seconds
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(), jobs, facts(), prices, aims, st.integers(1, 40))
+def test_choices_that_are_not_priced_are_worse(
+    profile: Profile, job: Job, known: ReuseFacts, paid: Prices, aim: Objective, epochs: int
+) -> None:
+    job = replace(job, epochs=epochs)
+    found = choose_reuse(profile, job, known, prices=paid, objective=aim)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_LowerBounds, "of", lambda bounds, pricer: 0.0)
+        assert choose_reuse(profile, job, known, prices=paid, objective=aim) == found
 
 
 @settings(max_examples=80, deadline=None)

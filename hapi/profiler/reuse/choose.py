@@ -19,6 +19,7 @@ LEAST_GAIN = 0.01
 """Least part of the job that keeping must save where nothing is kept yet."""
 ALWAYS = "features are kept in any case"
 _TIE = 1e-9
+_SHARES = tuple(n / 8 for n in range(8))
 _LIMIT_STEPS = 24
 """Steps of the search for the share that is read in the time in which the others are computed."""
 
@@ -130,11 +131,14 @@ def choose_reuse(
     )
     order = _order(objective)
     taken = _fitting(profile, job) if splits is None else list(splits)
+    bounds = _LowerBounds(prices, objective)
     for choice in choices(profile, facts, taken):
         if always and choice.mode == "keep here" and choice.cut != profile.last_split:
             continue
-        cost = JobPricer(profile, job, facts, choice).job_cost(prices)
-        best = costs[choice.mode]
+        best, pricer = costs[choice.mode], JobPricer(profile, job, facts, choice)
+        if best is not None and bounds.of(pricer) > order(best)[0] * (1 + _TIE):
+            continue
+        cost = pricer.job_cost(prices)
         if best is None or _better(order(cost), order(best)):
             costs[choice.mode] = cost
     features = costs["keep here"]
@@ -144,6 +148,32 @@ def choose_reuse(
         for mode in ("recompute", "keep here"):
             costs[mode] = _alternating(profile, job, facts, prices, objective, costs[mode], taken)
     return _decided(job, facts, objective, costs, always)
+
+
+class _LowerBounds:
+    """Lower bounds of what jobs cost that keep features here, without pricing all of their epochs."""
+
+    def __init__(self, prices: Prices, objective: Objective) -> None:
+        self._prices = prices if objective == "money" else SECONDS
+        self._later: dict[tuple[int, CodecCost], float] = {}
+        """Price of an epoch in which all is read that ever is, by cut and codec: no epoch costs less."""
+
+    def of(self, pricer: JobPricer) -> float:
+        """Return the bound: the first epoch, as if nothing were written in it, and later ones that read all."""
+        choice = pricer.choice
+        if choice.mode != "keep here":
+            return 0.0
+        key = choice.cut, choice.codec
+        if key not in self._later:
+            best = self._epoch(pricer, 1.0) if pricer.room >= 1 else 0.0
+            # A slow disk makes less to read faster: then there is no bound.
+            self._later[key] = best if best <= min(self._epoch(pricer, share) for share in _SHARES) else 0.0
+        return self._epoch(pricer, pricer.kept_before) + (pricer.job.epochs - 1) * self._later[key]
+
+    def _epoch(self, pricer: JobPricer, share: float) -> float:
+        epoch = pricer.epoch(share)
+        seconds = epoch.epoch(pricer.profile.link.bits_per_second)
+        return self._prices.of(pricer.job.samples * epoch.sent_bytes, epoch.server_epoch(), seconds)
 
 
 def _order(objective: Objective) -> Callable[[JobCost], tuple[float, float]]:

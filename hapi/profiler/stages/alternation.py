@@ -7,9 +7,12 @@ the front of one batch, the server computes that of the next. Where frozen layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from hapi.profiler.profile import Job
 from hapi.profiler.reuse.facts import SECONDS, Prices
@@ -111,21 +114,19 @@ def best_alternation(
     """
     job, second = pipelines[0].job, prices.of(0.0, 0.0, 1.0)
     bs, batches = min(job.bs, job.samples), -(-job.samples // job.bs)
-    useful = _useful([_Way(one, one.loads(bs, bits), _extra(one, prices) / batches) for one in pipelines])
+    ways = [_Way(one, one.loads(bs, bits), _extra(one, prices) / batches) for one in pipelines]
+    useful = _useful(ways)
     found: tuple[Pipeline, Pipeline, int] | None = None
     lowest = (1 - GAIN) * min(second * way.loads.cycle() + way.extra for way in useful)
-    for number, (one, own, its_own) in enumerate(useful):
-        for other, its, extra in useful[:number]:
-            # No share makes a resource less busy, or a batch cheaper, than the better of the two does.
-            bound = second * max(map(min, own, its)) + min(its_own, extra)
-            if one.split == other.split or bound >= lowest:
-                continue
-            fewest = max(1, -(-STEPS // min(1 + min(one.depth, other.depth), batches)))
-            for steps in range(fewest, STEPS - fewest + 1):
-                share = steps / STEPS
-                price = second * own.mixed(its, share).cycle() + (1 - share) * its_own + share * extra
-                if price < lowest:
-                    lowest, found = price, (one, other, steps)
+    for bound, way, its in _pairs(useful, second):
+        if bound >= lowest:
+            break
+        if way.pipeline.split == its.pipeline.split:
+            continue
+        fewest = max(1, -(-STEPS // min(1 + min(way.pipeline.depth, its.pipeline.depth), batches)))
+        price, steps = _best_steps(way, its, second, fewest)
+        if price < lowest:
+            lowest, found = price, (way.pipeline, its.pipeline, steps)
     if found is None:
         return None
     one, other, steps = found
@@ -138,6 +139,44 @@ def best_alternation(
     return both
 
 
+def _pairs(ways: Sequence[_Way], second: float) -> Iterator[tuple[float, _Way, _Way]]:
+    """Yield all pairs with a lower bound of their batches' price, the lowest first; ``second``: price of one.
+
+    A batch takes at least as long as the busiest of its resources, at the best share.
+    """
+    loads, extras = np.array([way.loads for way in ways]).T, np.array([way.extra for way in ways])
+    bounds = np.full((len(ways), len(ways)), np.inf)
+    for share in np.arange(1, STEPS) / STEPS:
+        busiest = np.zeros_like(bounds)
+        for its in loads:
+            np.maximum(busiest, np.add.outer((1 - share) * its, share * its), out=busiest)
+        prices = second * busiest + np.add.outer((1 - share) * extras, share * extras)
+        np.minimum(bounds, prices, out=bounds)
+    rows, columns = np.tril_indices(len(ways), -1)
+    order = np.argsort(bounds[rows, columns], kind="stable")
+    for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
+        yield float(bounds[row, column]), ways[row], ways[column]
+
+
+def _best_steps(one: _Way, other: _Way, second: float, fewest: int) -> tuple[float, int]:
+    """The lowest price of a batch, and the share of ``other`` in steps: prices are convex in it, as all loads are."""
+
+    @cache
+    def price(steps: int) -> float:
+        share = steps / STEPS
+        seconds = one.loads.mixed(other.loads, share).cycle()
+        return second * seconds + (1 - share) * one.extra + share * other.extra
+
+    low, high = fewest, STEPS - fewest
+    while low < high:
+        middle = (low + high) // 2
+        if price(middle) <= price(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return price(low), low
+
+
 def _extra(epoch: Pipeline | Alternating, prices: Prices) -> float:
     """Price of what an epoch takes beside its seconds."""
     return prices.of(epoch.job.samples * epoch.sent_bytes, epoch.server_epoch(), 0.0)
@@ -145,9 +184,10 @@ def _extra(epoch: Pipeline | Alternating, prices: Prices) -> float:
 
 def _useful(ways: Sequence[_Way]) -> list[_Way]:
     """Those for which no other split needs no more of any resource, and of money."""
-    found: list[_Way] = []
-    for way in sorted(ways, key=lambda one: (sum(one.loads), one.extra, one.pipeline.split)):
-        needs = (*way.loads, way.extra)
-        if not any(all(a <= b for a, b in zip((*x.loads, x.extra), needs, strict=True)) for x in found):
-            found.append(way)
-    return found
+    ways = sorted(ways, key=lambda one: (sum(one.loads), one.extra, one.pipeline.split))
+    needs = np.array([(*way.loads, way.extra) for way in ways])
+    found: list[int] = []
+    for number in range(len(ways)):
+        if not (needs[found] <= needs[number]).all(axis=1).any():
+            found.append(number)
+    return [ways[number] for number in found]

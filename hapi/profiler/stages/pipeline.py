@@ -83,7 +83,8 @@ class Loads(NamedTuple):
 
     def mixed(self, other: Self, share: float) -> Loads:
         """Return the mean loads of batches of which ``share`` are like ``other``."""
-        return Loads(*((1 - share) * own + share * its for own, its in zip(self, other, strict=True)))
+        own_share = 1 - share
+        return Loads(*[own_share * own + share * its for own, its in zip(self, other, strict=True)])
 
 
 class Pipeline:
