@@ -3,7 +3,8 @@
 A worker thread makes the frames and hands them to the connection's socket itself: the event loop in between held a
 stream at 60 to 75% of a plain socket (a hop to it and back for each frame, a timer for each piece, asyncio's transport
 that copies what a send leaves over), the thread at 88% in the same run. The loop keeps the connection: it notices that
-the client went away and then shuts the socket under the thread. TLS goes through the loop's transport, frame by frame.
+the client went away and then shuts the socket under the thread. TLS goes through the loop's transport, piece by piece:
+the thread makes them all the same, as a piece may have to be read from the store, for which the loop must not wait.
 
 A reader that takes too little loses its slot (:mod:`hapi.server.http.slow_reader`): the connection is reset, so
 that neither the stream's buffers nor the kernel's are kept for it. Requests are idempotent: an honest one asks for
@@ -20,9 +21,10 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import HttpVersion11, web
@@ -33,6 +35,7 @@ from hapi.server.frame_stream import FileRange, Frame, FrameStream
 from hapi.server.http.keys import GONE, PROBLEM, REQUEST_ID, STATUS
 from hapi.server.http.problems import as_hapi_error
 from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
+from hapi.waiting import Interest
 from hapi.wire.frames import SMALL_BYTES, Buffer, joined
 from hapi.wire.messages import REQUEST_ID_HEADER
 
@@ -85,6 +88,7 @@ class Answer:
         self.dropped: DroppedReaderError | None = None
         """Reason why its reader lost its slot; None if it did not."""
         self._socket: socket.socket | None = None
+        self._interest = Interest()
         self._acked_before: int | None = None
         """Bytes that the connection's reader acknowledged before this answer; None if unknown."""
         self._handed = 0
@@ -92,7 +96,7 @@ class Answer:
 
     async def send(self, request: web.Request, stream: FrameStream) -> web.StreamResponse:
         """Send all frames. The first is awaited before the status line."""
-        interest = stream.context.interest
+        interest = self._interest = stream.context.interest
         working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
         headers = {**self._head.headers, REQUEST_ID_HEADER: request[REQUEST_ID]}
         response = web.StreamResponse(status=self._head.status, headers=headers)
@@ -103,12 +107,9 @@ class Answer:
                 await response.prepare(request)
                 await response.write(b"")  # the headers alone: what goes with them would take the slow way
                 self._socket = await _duplicate(request)
-            if self._socket is None:
-                await self._through_transport(request, response, stream, frame)
-            else:
-                sending = (stream, self._socket, frame)
-                working = self._workers.submit_in(interest, self._through_socket, *sending)
-                await outcome(working)
+            send = self._way(request, response)
+            working = self._workers.submit_in(interest, self._send_stream, stream, frame, send)
+            await outcome(working)
             request[STATUS] = response.status
             await response.write_eof()
             return response
@@ -122,8 +123,8 @@ class Answer:
             return await self._fail_midway(request, response, error)
         finally:
             interest.set()
-            if not working.done():  # the client is gone: what waits for it must wake up
-                self._shut()
+            if not working.is_over:  # the client is gone: what waits for it must wake up
+                self._shut(request, response)
             await over(working)  # a generator that is at work cannot be closed
             if self._complete or self.sent == stream.content_length:
                 request[STATUS] = response.status  # the client had all of it and was free to leave
@@ -152,21 +153,31 @@ class Answer:
         await over(closing)
         closing.outcome()
 
-    def _through_socket(self, stream: FrameStream, sock: socket.socket, frame: Frame | None) -> None:
-        """Send every frame as it is made, in a worker thread."""
-        interest, clock = stream.context.interest, stream.context.clock
+    def _way(self, request: web.Request, response: web.StreamResponse) -> Callable[[Frame], None]:
+        """The way for frames into the connection: its socket, or the loop's transport; called in a worker thread."""
+        sock = self._socket or (request.transport and request.transport.get_extra_info("socket"))
         self._acked_before = _acked(sock)
+        if self._socket is not None:
+            return partial(self._through_socket, self._socket)
+        return partial(
+            self._through_transport, asyncio.get_running_loop(), partial(self._write, sock, response)
+        )
+
+    def _send_stream(self, stream: FrameStream, frame: Frame | None, send: Callable[[Frame], None]) -> None:
+        """Send every frame as it is made, in a worker thread. It rests only while it waits for the reader: what a frame
+        waits for the store may be given up.
+        """
         while frame is not None:
-            with interest.paused(), clock.stage("send"):
-                if isinstance(frame, FileRange):
-                    self._send_all(sock, frame.sender(sock), frame.nbytes)
-                    self._count_sent(frame.nbytes)
-                else:
-                    self._send_frame(sock, frame)
+            with stream.context.clock.stage("send"):
+                send(frame)
             frame = next(stream.frames, None)
         self._complete = True
 
-    def _send_frame(self, sock: socket.socket, frame: Frame) -> None:
+    def _through_socket(self, sock: socket.socket, frame: Frame) -> None:
+        if isinstance(frame, FileRange):
+            self._send_all(sock, frame.sender(sock), frame.nbytes)
+            self._count_sent(frame.nbytes)
+            return
         for part in joined(frame):
             for framed in self._chunk(part):
                 view = memoryview(framed).cast("B")
@@ -192,33 +203,28 @@ class Answer:
                     writable = select.poll()
                     writable.register(sock, select.POLLOUT)
                 since = time.monotonic()
-                writable.poll(self._guard.interval * 1000)
+                with self._interest.paused():
+                    writable.poll(self._guard.interval * 1000)
                 self._check_reader(sock, since)
             else:
                 self._handed += sent
                 done += sent
 
-    async def _through_transport(
+    def _through_transport(
         self,
-        request: web.Request,
-        response: web.StreamResponse,
-        stream: FrameStream,
-        frame: Frame | None,
+        loop: asyncio.AbstractEventLoop,
+        write: Callable[[Buffer], Coroutine[Any, Any, None]],
+        frame: Frame,
     ) -> None:
-        interest = stream.context.interest
-        sock = request.transport and request.transport.get_extra_info("socket")
-        self._acked_before = _acked(sock)
-        while frame is not None:
-            following = self._workers.submit_in(interest, next, stream.frames, None)
-            try:
-                with interest.paused():
-                    for part in joined(frame):
-                        await self._write(sock, response, part)
-                        self._count_sent(len(part))
-                frame = await outcome(following)
-            finally:
-                await over(following)
-        self._complete = True
+        for part in joined(frame):
+            writing = asyncio.run_coroutine_threadsafe(write(part), loop)
+            with self._interest.paused():
+                while not wait([writing], LOOK_SECONDS).done:
+                    if self._interest.is_set():
+                        writing.cancel()
+                        raise ConnectionResetError("the client is gone")
+            writing.result()
+            self._count_sent(len(part))
 
     async def _write(self, sock: Any, response: web.StreamResponse, part: Buffer) -> None:
         """Write ``part`` to the loop's transport, as long as the reader keeps pace."""
@@ -244,11 +250,15 @@ class Answer:
                 self._guard.check(now, acked - self._acked_before)
 
     def _count_sent(self, count: int) -> None:
+        self._interest.moved()
         self.sent += count
         self._count(count)
 
-    def _shut(self) -> None:
-        if self._socket is not None:
+    def _shut(self, request: web.Request, response: web.StreamResponse) -> None:
+        if self._socket is None:
+            if response.prepared:
+                abort(request)
+        else:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 self._socket.shutdown(socket.SHUT_RDWR)
