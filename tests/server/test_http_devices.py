@@ -26,6 +26,7 @@ from support.http_tools import (
     served,
     until,
 )
+from support.waiting import PATIENCE
 from test_http_clients import long_request, opened, reset
 
 from hapi.clocks import StageClock
@@ -36,6 +37,7 @@ from hapi.server.device.memory_budget import DeviceMemory, MemoryRequest
 from hapi.server.device.worker import DeviceWorker, make_workers
 from hapi.server.http.app import Application
 from hapi.server.lifecycle import run
+from hapi.server.lifecycle.progress_watch import ProgressWatch
 from hapi.server.lifecycle.reload import Reload
 from hapi.server.service import Service
 from hapi.server.settings import ListenSettings, ServerSettings
@@ -306,6 +308,64 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         looks.close()
     assert set(given) == {0}
+
+
+def test_a_signal_is_heard_while_a_look_at_the_server_hangs(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    application: Any = SimpleNamespace(
+        running=0, service=SimpleNamespace(workers=SimpleNamespace(usable=True))
+    )
+    monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("hapi.server.lifecycle.run.IDLE_SECONDS", 0.01)
+    looks = application.status_threads = Threads(1, "test")
+    looks.submit(gate.wait, PATIENCE)
+    until(looks.running, 20, "the look that hangs")
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        served = asyncio.create_task(run._stopped(application, stop))
+        while not looks._queued:
+            await asyncio.sleep(0.01)
+        stop.set()
+        assert await served == 0
+
+    try:
+        asyncio.run(asyncio.wait_for(live(), PATIENCE / 2))
+    finally:
+        gate.set()
+        looks.close()
+
+
+def test_accounts_in_a_folder_that_hangs_hold_up_no_look(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    begun, watch, looks = threading.Event(), ProgressWatch(60.0, 1), Threads(1, "test")
+
+    def write() -> None:
+        begun.set()
+        gate.wait(PATIENCE)
+
+    application: Any = SimpleNamespace(
+        board=SimpleNamespace(accounts=SimpleNamespace(write=write)),
+        service=SimpleNamespace(watch=watch),
+        status_threads=looks,
+    )
+    monkeypatch.setattr("hapi.server.lifecycle.run.WRITE_SECONDS", 0.01)
+
+    async def live() -> None:
+        keeping = asyncio.create_task(run._keep_accounts(application))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        assert looks.submit(pow, 2, 2).result(PATIENCE / 2) == 4
+        keeping.cancel()
+
+    try:
+        asyncio.run(live())
+    finally:
+        gate.set()
+        looks.close()
+        watch.close()
 
 
 def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:

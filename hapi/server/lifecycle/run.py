@@ -20,7 +20,7 @@ from hapi.allocator import give_back_freed_memory
 from hapi.config.settings import checked
 from hapi.errors import UsageError
 from hapi.process.telemetry import open_telemetry
-from hapi.process.threads import Threads
+from hapi.process.threads import Threads, Work
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen as listen_at
 from hapi.server.http.overview import shown
@@ -169,15 +169,20 @@ def _tell_start(application: Application, listen: ListenSettings, host: str, por
 async def _keep_accounts(application: Application) -> None:
     """Write what tenants used from time to time, until cancelled."""
     accounts = application.board.accounts
-    while accounts is not None:
+    if accounts is None:
+        return
+    # A folder on a file server that hangs must hold up nothing else.
+    writer = application.service.watch.threads(1, "hapi-accounts")
+    while True:
         await event_loop.pause(WRITE_SECONDS)
         with contextlib.suppress(MemoryError):  # the next one must come
-            await outcome(application.status_threads.submit(accounts.write))
+            await outcome(writer.submit(accounts.write))
 
 
 async def _stopped(application: Application, stop: asyncio.Event) -> int:
     """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
     idle = 0.0
+    freeing: Work[None] | None = None
     while application.service.workers.usable:
         try:
             with contextlib.suppress(TimeoutError):
@@ -185,9 +190,9 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
                 return 0
             tell_left_out()
             idle = 0.0 if application.running else idle + HEALTH_SECONDS
-            if idle >= IDLE_SECONDS:
-                idle = 0.0
-                await outcome(application.status_threads.submit(give_back_freed_memory))
+            if idle >= IDLE_SECONDS and (freeing is None or freeing.done()):
+                idle = 0.0  # not waited for: a signal must be heard whatever holds up the thread
+                freeing = application.status_threads.submit(give_back_freed_memory)
         except MemoryError:  # the next look must come
             await event_loop.pause(HEALTH_SECONDS)
     log.error("no device works any more")
