@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -25,7 +26,7 @@ from support.http_tools import until
 from hapi.clocks import StageClock
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_batch
-from hapi.errors import DataError, DrainingError, HapiError, UnprocessableError
+from hapi.errors import DataError, DrainingError, HapiError, ShortageError, UnprocessableError
 from hapi.server.decoding import pool as decoding
 from hapi.server.decoding import process as decoder_process
 from hapi.server.decoding.pool import Decoders
@@ -316,6 +317,30 @@ def test_killed_midway(pool: Decoders, victims: int) -> None:
     pool.batch(samples, ENCODED, TRANSFORM, clock())
     assert pool.replaced == replaced + victims
     assert not set(stopped.pids[:victims]) & set(pool.pids) and set(stopped.pids[victims:]) <= set(pool.pids)
+    pool.wait()
+
+
+def test_the_others_decode_while_no_process_can_be_started(
+    pool: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, spawn = images(5), decoder_process._spawn
+
+    def no_more(theirs: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    for victim in pool.pids:
+        monkeypatch.setattr(decoder_process, "_spawn", no_more)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda pid=victim: gone(pid), 20, "its end")  # type: ignore[misc]
+        if victim != pool.pids[-1]:
+            got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+            assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
+    with pytest.raises(ShortageError, match="come back") as told:
+        pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert told.value.retryable and told.value.retry_after
+    monkeypatch.setattr(decoder_process, "_spawn", spawn)
+    got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
     pool.wait()
 
 

@@ -23,7 +23,7 @@ from hapi.clocks import StageClock
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.decode_limits import NO_LIMITS, DecodeLimits
 from hapi.data.transforms.pipeline import input_batch, input_shape
-from hapi.errors import DrainingError, HapiError, UsageError
+from hapi.errors import DrainingError, HapiError, ShortageError, UsageError
 from hapi.server.decoding.process import DecoderProcess, DecodeTask, Died
 from hapi.server.decoding.worker import task_document
 from hapi.waiting import check, paused, wait, when_given_up
@@ -218,11 +218,30 @@ class Decoders:
             raise DrainingError("the server is shutting down; ask another one")
         for index, decoder in enumerate(self._idle):
             if not decoder.alive:
-                self._idle[index] = self._all[self._all.index(decoder)] = DecoderProcess()
-                self.replaced += 1
-                log.warning("decoding process died", extra={"pid": decoder.pid, "how": decoder.end()})
-        ready = [d for d in self._idle if d.ready]
-        return ready or (self._idle if len(self._idle) == len(self._all) else [])
+                self._replace(index, decoder)
+        alive = [d for d in self._idle if d.alive]
+        if ready := [d for d in alive if d.ready]:
+            return ready
+        if len(self._idle) < len(self._all):
+            return []
+        if not alive:
+            raise ShortageError(
+                "no process for decoding can be started for now; come back in 1 s", retry_after=1.0
+            )
+        return alive
+
+    def _replace(self, index: int, dead: DecoderProcess) -> None:
+        """Start another process in the place of a dead one; where the system has none, the others do its work."""
+        try:
+            new = DecoderProcess()
+        except (HapiError, OSError) as error:
+            log.warning(
+                "decoding process died, and no other starts", extra={"pid": dead.pid, "error": str(error)}
+            )
+            return
+        self._idle[index] = self._all[self._all.index(dead)] = new
+        self.replaced += 1
+        log.warning("decoding process died", extra={"pid": dead.pid, "how": dead.end()})
 
     def _give_back(self, decoders: list[DecoderProcess]) -> None:
         for decoder in decoders:
