@@ -21,7 +21,7 @@ from hapi.arrays import Flags, IntArray
 from hapi.cache.folder import SEGMENT
 from hapi.cache.recovery import mend
 from hapi.cache.segments import Contents, Small, drop_records, read_contents
-from hapi.errors import DataError
+from hapi.errors import SHORT_OF, DataError
 
 log = logging.getLogger("hapi.cache")
 
@@ -138,10 +138,9 @@ class Catalogue:
                 descriptor = (
                     os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC) if kept is None else os.dup(kept)
                 )
-            except (
-                OSError
-            ):  # removed by another process; or too many open files, and then it is just left alone
+            except OSError as error:  # removed by another process; or too many open files
                 self._forget(number)
+                self._look_again(segment.path, error)
                 return None
             if kept is None and self._open < self._most_open:
                 segment.descriptor = descriptor
@@ -230,7 +229,7 @@ class Catalogue:
     def _rescan(self) -> None:
         """Take in segments that have come since the last look."""
         self._looked = now = time.monotonic()
-        with contextlib.suppress(OSError):  # a folder that somebody removed has none
+        try:
             changed = self._folder.stat().st_mtime_ns
             if changed != self._seen:
                 self._seen, self._seen_at, self._settled = changed, now, False
@@ -241,7 +240,18 @@ class Catalogue:
             for path in self._folder.glob(f"{SEGMENT}*"):
                 if path.name not in self._known:
                     self._known.add(path.name)
-                    self._load(path)
+                    try:
+                        self._load(path)
+                    except OSError as error:
+                        self._look_again(path, error)
+        except OSError:  # a folder that somebody removed has none
+            self._seen = _NEVER
+
+    def _look_again(self, path: Path, error: OSError | None = None) -> None:
+        """Take a segment for a new one at the next look; after an ``error`` only if that passes by itself."""
+        if error is None or error.errno in SHORT_OF:
+            self._known.discard(path.name)
+            self._seen = _NEVER
 
     def _load(self, path: Path) -> None:
         try:
@@ -276,8 +286,7 @@ class Catalogue:
             left = drop_records(descriptor, self._seed, starts)
         except DataError:  # it is looked at again, and mended
             self._forget(number)
-            self._known.discard(segment.path.name)
-            self._seen = _NEVER
+            self._look_again(segment.path)
         except OSError:
             self._forget(number)
         else:

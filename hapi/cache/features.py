@@ -54,6 +54,7 @@ class FeatureCache(Closing):
         *,
         codec: CacheCodec = "auto",
         reads: int = 1,
+        lasting: bool = False,
     ) -> None:
         """Use ``folder`` for the features of ``key``.
 
@@ -67,6 +68,7 @@ class FeatureCache(Closing):
                 ``hapi cache ls``, since the last bits may differ with it.
             codec: encoding of the features that are put.
             reads: passes in which they will be read, as far as is known.
+            lasting: as in :class:`RecordCache`.
 
         Raises:
             HapiError: the folder cannot be used, or has features of another key under the same digest.
@@ -78,9 +80,8 @@ class FeatureCache(Closing):
         # Another name of the same samples is no other key.
         reference = DatasetReference(name=_NAME, version=key.digest)
         lines = (made_with,) if made_with else ()
-        self._records = RecordCache(
-            folder, reference, count, form, key=KeyFile(key.to_json(), key.dataset.name, lines), behind=True
-        )
+        file = KeyFile(key.to_json(), key.dataset.name, lines)
+        self._records = RecordCache(folder, reference, count, form, key=file, behind=True, lasting=lasting)
         self._memory = MemoryRows(memory_bytes, count, self.sample_bytes, form)
         self._decoding, self._putting = RateMeter(), RateMeter()
         self._decoded: Codec | None = None

@@ -39,7 +39,7 @@ from hapi.cache.segments import (
 )
 from hapi.cache.writing.put_rates import PutRates
 from hapi.closing import Closing
-from hapi.errors import ConflictError, HapiError
+from hapi.errors import FULL, ConflictError, HapiError
 from hapi.process.read_ahead import announced
 from hapi.process.write_back import begin_writing
 from hapi.wire.labels import LabelForm
@@ -53,8 +53,8 @@ SEGMENT_BYTES = 64 << 20
 _SEGMENTS = 16
 _LONGEST = 1 << 30
 """Bytes of a record: it is one read, and places in a segment have 32 bits."""
-_FULL_SECONDS = 10.0
-"""Seconds between two looks for new room."""
+_FULL_SECONDS, _FULL_DISK_SECONDS = 10.0, 60.0
+"""Seconds between two looks for new room: in the budget, and on a disk without any."""
 
 
 class RecordCache(Closing):
@@ -69,6 +69,7 @@ class RecordCache(Closing):
         *,
         key: KeyFile | None = None,
         behind: bool = False,
+        lasting: bool = False,
     ) -> None:
         """Use ``folder`` for the records of a version; what a killed process has left of it is recovered.
 
@@ -79,6 +80,8 @@ class RecordCache(Closing):
             form: of their labels.
             key: key that the version is the digest of; None for a dataset's own version.
             behind: puts may wait for the disk, so that their rate is the disk's.
+            lasting: it is open for so long that a disk may be full and have room again: what could not be written is
+                no reason to keep nothing after that.
 
         Raises:
             HapiError: the folder cannot be used, or has records of another key.
@@ -87,7 +90,7 @@ class RecordCache(Closing):
         check_digest(reference.version, "dataset version")
         self.folder, self.path = folder, folder.version(reference)
         self._seed, self._form = seed_of(self.path.name), form
-        self._key, self._behind = key, behind
+        self._key, self._behind, self._lasting = key, behind, lasting
         self.segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
         """Size of a segment of several records."""
         self._longest = min(_LONGEST, folder.budget // 2)
@@ -95,7 +98,7 @@ class RecordCache(Closing):
         self._writer: tuple[SegmentWriter, int, str] | None = None
         """The writer with the number and the token of its segment."""
         self._full_until = 0.0
-        self._stopped = self._closed = False
+        self._stopped = self._closed = self._warned = False
         self._users: int | None = None
         """Marks the version as used; None while there is nothing of it."""
         self._attaching = threading.Lock()
@@ -254,7 +257,7 @@ class RecordCache(Closing):
         if not self.admits:
             return
         with self._writing:
-            if self._stopped:
+            if self._stopped or time.monotonic() < self._full_until:
                 return
             try:
                 self._append(samples, np.zeros(len(samples), np.uint8) if codecs is None else codecs)
@@ -355,13 +358,18 @@ class RecordCache(Closing):
                     (self.path / f"{OPEN}{token}").unlink(missing_ok=True)
 
     def _stop(self, error: OSError | HapiError) -> None:
-        """Keep nothing more; what is here stays of use."""
-        if not self._stopped:
-            self._stopped = True
+        """Keep nothing more, or nothing for a while; what is here stays of use."""
+        passing = self._lasting and isinstance(error, OSError) and error.errno in FULL
+        if passing:
+            self._full_until = time.monotonic() + _FULL_DISK_SECONDS
+        self._stopped = self._stopped or not passing
+        if not self._warned:
+            self._warned = True
             log.warning(
-                "cache %s: cannot be written (%s); training goes on, and nothing more is kept",
+                "cache %s: cannot be written (%s); training goes on, and nothing more is kept%s",
                 self.folder.path,
                 getattr(error, "strerror", None) or error,
+                " until there is room" if passing else "",
             )
         with contextlib.suppress(OSError, ConflictError):
             self._seal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -23,6 +24,7 @@ from support.cache_tools import (
     samples_of,
     size,
 )
+from support.waiting import until
 
 from hapi.cache import catalog as cache_catalogue
 from hapi.cache import folder as cache_folder
@@ -295,6 +297,31 @@ def test_a_segment_is_read_while_it_is_written_and_sealed(
 
     monkeypatch.setattr(os, "preadv", preadv)
     assert found(cache, range(20)) == set(range(20))
+
+
+@pytest.mark.parametrize("when", ["opening", "reading"])
+def test_segments_that_cannot_be_opened_while_too_many_files_are_open_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    with cache_at(tmp_path) as cache:
+        cache.put(samples_of(range(20)))
+    opened = os.open
+
+    def short(path: Any, *more: Any, **named: Any) -> int:
+        if "segment-" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, *more, **named)
+
+    if when == "opening":
+        monkeypatch.setattr(os, "open", short)
+    monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cache_catalogue, "_FRESH_SECONDS", 0.0)
+    with cache_at(tmp_path) as cache:
+        monkeypatch.setattr(os, "open", short)
+        for _ in range(3):
+            assert found(cache, range(20)) == set()
+        monkeypatch.setattr(os, "open", opened)
+        until(lambda: found(cache, range(20)) == set(range(20)), 20, "its samples")
 
 
 # -- wrong folders -----------------------------------------------------------------------------------------------

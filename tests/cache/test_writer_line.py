@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from support.waiting import PATIENCE, until
 
 from hapi.cache.writing import line
 from hapi.cache.writing.line import WriterLine
@@ -90,3 +91,19 @@ def test_what_was_written_is_flushed_soon() -> None:
     flushed.clear()
     assert not flushed.wait(0.05), "nothing was written since"
     writer.close(60)
+
+
+def test_a_flush_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    failures, flushed, done = [MemoryError("short")], threading.Event(), list[int]()
+
+    def flush() -> None:
+        if failures:
+            raise failures.pop()
+        flushed.set()
+
+    writer = WriterLine("test", flush=flush, flush_seconds=0.0)
+    assert writer.offer(1, appending(done, 0))
+    until(lambda: not failures, 20, "the flush that fails")
+    assert writer.offer(1, appending(done, 1)) and flushed.wait(PATIENCE)
+    writer.close(60)
+    assert done == [0, 1] and "something was not kept (MemoryError: short)" in caplog.text

@@ -83,7 +83,7 @@ class WriterLine:
             if self._flush is None:
                 flushed = True
             elif not flushed and time.monotonic() - flushed_at >= self._flush_seconds:
-                self._flush()
+                self._carry_out(self._flush)
                 flushed_at, flushed = time.monotonic(), True
 
     def _next(self, seconds: float | None) -> bool:
@@ -100,11 +100,7 @@ class WriterLine:
             nbytes, write = self._waiting.popleft()
             self._at_work = True
         try:
-            write()
-        except Exception as error:  # of memory that is short: what computes goes on
-            if not self._warned:
-                self._warned = True
-                log.warning("cache: something was not kept (%s: %s)", type(error).__name__, error)
+            self._carry_out(write)
         finally:
             del write
             with self._changed:
@@ -112,3 +108,12 @@ class WriterLine:
                 self._at_work = False
                 self._changed.notify_all()
         return True
+
+    def _carry_out(self, work: Callable[[], None]) -> None:
+        """Do some work; when it fails, as where memory is short, the thread and what computes go on."""
+        try:
+            work()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("cache: something was not kept (%s: %s)", type(error).__name__, error)

@@ -151,7 +151,14 @@ class FeatureCaches(Closing):
                 try:
                     memory = self._free_memory(key, count, form)
                     cache = FeatureCache(
-                        self.folder, key, count, form, memory, self._made_with, codec=self._codec
+                        self.folder,
+                        key,
+                        count,
+                        form,
+                        memory,
+                        self._made_with,
+                        codec=self._codec,
+                        lasting=True,
                     )
                 except (HapiError, OSError) as error:
                     log.warning("feature cache not used: %s", error)

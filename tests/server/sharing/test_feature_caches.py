@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.feature_tools import COUNT, KEY, SAMPLE_BYTES
 from support.harness import server
 from support.http_tools import EXTRACT, TENSORS, Known, exchange
 from support.sharing_tools import Extracted, extracted, parsed, sharing_service
 
+from hapi.cache import records
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
@@ -197,6 +201,34 @@ def test_memory_is_of_all_open_keys_together(tmp_path: Path) -> None:
             with caches.of(keys[3], COUNT, SINGLE):
                 assert taken(keys[1]) == 0, "those in use do not"
         assert taken(keys[2]) == each
+
+
+def test_a_server_keeps_features_again_once_a_full_disk_has_room(
+    folder: Path,
+    known: Known,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = os.pwrite
+
+    def full(descriptor: int, data: bytes, start: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
+        for pwrite, wait, kept in ((full, 0.0, 0), (full, 60.0, 0), (write, 60.0, 0), (write, 0.0, 32)):
+            monkeypatch.setattr(records, "_FULL_DISK_SECONDS", wait)
+            monkeypatch.setattr(os, "pwrite", pwrite)
+            extracted(service, known, IDS)
+            settled(service)
+            caches = service.sharing.caches
+            assert caches is not None
+            (entry,) = caches._open.values()
+            assert entry.cache.held(np.array(IDS)).sum() == kept
+            if pwrite is write:
+                entry.cache._records._full_until = 0.0  # after the wait
+    told = [line for line in caplog.messages if "No space left on device" in line]
+    assert len(told) == 1 and "until there is room" in told[0]
 
 
 def test_settings_that_would_keep_nothing_are_refused(folder: Path, tmp_path: Path) -> None:
