@@ -104,7 +104,13 @@ class Scrub:
         with suppress(_Stopped):
             while True:
                 began = time.monotonic()
-                self._pass()
+                try:
+                    self._pass()
+                except _Stopped:
+                    raise
+                except Exception:  # as where memory is short: the next pass must come
+                    with suppress(MemoryError):
+                        log.exception("scrub: unexpected error; the pass ends here")
                 self._pause(max(0.0, began + PASS_SECONDS - time.monotonic()))
 
     def _pass(self) -> None:

@@ -250,3 +250,16 @@ def test_metrics_are_not_read_on_the_event_loop(
     status(server)
     metric(server.port, "hapi_slots")
     assert len(seen) == 2 and all(name.startswith("hapi-look") for name in seen)
+
+
+def test_errors_without_a_token_and_of_health_checks_push_out_no_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(folder, token="a-long-secret") as server:
+        assert exchange(server.port, "GET", "/v1/datasets/none", headers=TOKEN).status == 404
+        monkeypatch.setattr(server.service.watch, "stuck", lambda: "nothing has moved")
+        for _ in range(60):
+            assert exchange(server.port, "POST", "/").status == 405
+            assert exchange(server.port, "GET", "/readyz").status == 503
+        errors = exchange(server.port, "GET", STATUS_PATH, headers=TOKEN).json()["errors"]
+    assert [error["status"] for error in errors] == [404]

@@ -174,3 +174,20 @@ def test_it_is_off_unless_asked_for(own: Path) -> None:
         server.application.scrub.start()
         assert server.application.scrub._thread is None
         assert exchange(server.port, "GET", STATUS_PATH).json()["scrub"]["rate"] == 0
+
+
+def test_a_pass_that_fails_as_nobody_expects_is_followed_by_the_next(
+    own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures, names = [MemoryError(), ValueError("a defect")], LocalStore.list_names
+
+    def list_names(self: LocalStore, prefix: str) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return names(self, prefix)
+
+    monkeypatch.setattr("hapi.server.scrub.PASS_SECONDS", 0.0)
+    monkeypatch.setattr(LocalStore, "list_names", list_names)
+    scrub = Scrub(LocalStore(own), FAST)
+    passed(scrub)
+    assert scrub.bytes and "unexpected error" in caplog.text

@@ -193,9 +193,9 @@ class Application:
             if isinstance(problem, AUDITED):
                 extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
-            disclosed = self._disclosed(request, problem)
-            tenant = extra.get("tenant", "")
-            self.board.failed(disclosed, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
+            if TENANT in request:  # those of health checks, and without a token, would push out all others
+                disclosed, tenant = self._disclosed(request, problem), request[TENANT].name
+                self.board.failed(disclosed, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
         log.log(level, REQUEST, extra=extra)
         return extra
 

@@ -104,19 +104,26 @@ class BlockCache:
         except BaseException as error:
             with self._lock:
                 for block in own:
-                    self._loading.pop(block, None)
+                    self._end_loading(block, own[block])
             for waiting in own.values():
                 waiting.set_exception(error if isinstance(error, Exception) else StoreError("given up"))
             raise
         with self._lock:
             for block, part in zip(own, parts, strict=True):
-                if self._loading.pop(block, None) is not None:  # it was not forgotten meanwhile
+                if self._end_loading(block, own[block]):  # it was not forgotten meanwhile
                     self._blocks[block] = part.out
                 self.read_bytes += part.out.nbytes
             while len(self._blocks) > self._max_blocks:
                 self._blocks.popitem(last=False)
         for block, part in zip(own, parts, strict=True):
             own[block].set_result(part.out)
+
+    def _end_loading(self, block: Block, claim: Future[memoryview]) -> bool:
+        """Note that a claim's fetch is over; return whether it is still the one of its block. Under the lock."""
+        if self._loading.get(block) is not claim:
+            return False
+        del self._loading[block]
+        return True
 
     def forget(self, key: str) -> None:
         """Drop all blocks of an object."""

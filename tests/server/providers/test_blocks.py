@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.threads import at_once
+from support.waiting import PATIENCE, until
 
 from hapi.errors import StoreError, StoreUnavailableError
 from hapi.server.providers import blocks
@@ -125,6 +126,38 @@ def test_what_is_forgotten_is_read_again(store: Counting) -> None:
     assert store.bytes == before
     read(cache, 0, 2000)
     assert store.bytes == before + 2000
+
+
+class InTurn(Counting):
+    """Each read waits for its own gate, and brings what is given with it."""
+
+    def __init__(self, name: str, turns: list[tuple[threading.Event, bytes]]) -> None:
+        super().__init__(name)
+        self.turns = turns
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        gate, data = self.turns.pop(0)
+        gate.wait(PATIENCE)
+        for part in parts:
+            part.out[:] = data[part.start : part.start + part.out.nbytes]
+
+
+def test_what_was_forgotten_on_its_way_does_not_take_the_place_of_what_came_for_it() -> None:
+    first, second = threading.Event(), threading.Event()
+    store = InTurn("blocks-in-turn", [(first, bytes(SIZE)), (second, DATA)])
+    store.put("a", DATA)
+    cache = BlockCache(store, 20_000)
+    with ThreadPoolExecutor(2) as readers:
+        damaged = readers.submit(read, cache, 0, 1000)
+        until(lambda: len(store.turns) == 1, 20, "the first read")
+        cache.forget("a")
+        again = readers.submit(read, cache, 0, 1000)
+        until(lambda: not store.turns, 20, "the second read")
+        first.set()
+        assert damaged.result(PATIENCE) == bytes(1000)
+        second.set()
+        assert again.result(PATIENCE) == DATA[:1000]
+    assert read(cache, 0, 1000) == DATA[:1000]
 
 
 @settings(max_examples=40)
