@@ -188,9 +188,9 @@ class ServerReplica:
 
         context = serve.get_replica_context()
         discovery = serve.get_deployment_handle(DISCOVERY, context.app_name)
-        name, over = context.replica_id.unique_id, False
+        name, over, pause = context.replica_id.unique_id, False, 0.0
         while not over:
-            over = self._over.wait(REPORT_SECONDS if self._readings else 0.0)
+            over, pause = self._over.wait(pause), REPORT_SECONDS
             with contextlib.suppress(HapiError):  # health is asked for by Serve
                 self._readings = readings_of(self._transport.call("GET", STATUS_PATH))
             try:

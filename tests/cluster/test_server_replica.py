@@ -46,6 +46,28 @@ def discovery(monkeypatch: pytest.MonkeyPatch) -> Discovery:
     return found
 
 
+def test_a_server_that_does_not_tell_is_asked_now_and_then(discovery: Discovery) -> None:
+    from hapi.cluster.ray_serve import REPORT_SECONDS, ServerReplica
+
+    pauses = list[float]()
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) > 3
+
+    def call(method: str, path: str) -> Any:
+        raise HapiError("nobody there")
+
+    replica: Any = SimpleNamespace(
+        url="http://one:1",
+        _readings={},
+        _over=SimpleNamespace(wait=wait),
+        _transport=SimpleNamespace(call=call),
+    )
+    ServerReplica._report(replica)
+    assert pauses == [0.0, *[REPORT_SECONDS] * 3] and discovery.reported == [*["http://one:1"] * 3, None]
+
+
 def test_its_health_is_its_servers_and_its_end_a_drain(tmp_path: Path, discovery: Discovery) -> None:
     from hapi.cluster.ray_serve import ServerReplica
 
