@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from hapi.offload.layer_memory import Action, Layer, LayerPlan, keep_whole
 from hapi.offload.pass_memory import Event, HighestUse, highest_use
@@ -87,7 +88,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Layers in the order of the forward pass, traffic of the states and the machine."""
+    """Layers in the order of the forward pass, traffic of the states and the machine; sums over them are kept."""
 
     layers: Sequence[Layer]
     machine: Machine
@@ -95,7 +96,7 @@ class Problem:
     events: Sequence[Event] = ()
     """Events of a measured iteration; without any, those that the layers' numbers stand for."""
 
-    @property
+    @cached_property
     def other_bytes(self) -> int:
         """Most bytes that a pass takes beside what layers save."""
         each = (layer.working for layer in self.layers)
@@ -105,7 +106,7 @@ class Problem:
         )
         return max(moments, default=0)
 
-    @property
+    @cached_property
     def fits(self) -> bool:
         """Say whether the device has room for everything that the layers save."""
         kept = [keep_whole(layer) for layer in self.layers]
@@ -124,48 +125,51 @@ class Problem:
             leaves_in_order=machine.drives == 1,
         )
 
-    @property
+    @cached_property
     def flop_f(self) -> float:
         """``FLOP_f``: operations of a forward pass."""
         return sum(layer.flops for layer in self.layers)
 
-    @property
+    @cached_property
     def all_bytes(self) -> int:
         """``A_all``: bytes saved when nothing is computed a second time."""
         return sum(layer.all_bytes for layer in self.layers)
+
+    @cached_property
+    def _room(self) -> int:
+        """Bytes on the device beside buffers and what passes take."""
+        machine = self.machine
+        return machine.device_bytes - machine.buffer_bytes - machine.in_use_bytes - self.other_bytes
 
     def forced(self, index: int) -> bool:
         """Say whether a layer is always saved: it cannot be recomputed, has no room to be, or saves nothing.
 
         Without a tier below all that can be is recomputed in however little room: keeping it would take more.
         """
-        layer, machine = self.layers[index], self.machine
+        layer = self.layers[index]
         if not layer.recomputable or layer.saved_bytes <= 0:
             return True
-        room = machine.device_bytes - machine.buffer_bytes - machine.in_use_bytes - self.other_bytes
-        return machine.has_tier_below and layer.saved_bytes > room
+        return self.machine.has_tier_below and layer.saved_bytes > self._room
 
-    @property
+    @cached_property
     def safe_bytes(self) -> int:
         """Least ``A_G2M`` that avoids running out of memory: ``A_interBlock`` and the layers that have to be saved."""
         inputs = sum(layer.input_bytes for layer in self.layers)
         return inputs + sum(x.saved_bytes for i, x in enumerate(self.layers) if self.forced(i))
 
-    @property
+    @cached_property
     def largest_recomputed(self) -> int:
         """Bytes of the largest layer that may be recomputed: it has all of them at once when it is."""
         return max((x.saved_bytes for i, x in enumerate(self.layers) if not self.forced(i)), default=0)
 
-    @property
+    @cached_property
     def kept_bytes(self) -> int:
         """Room on the device for activations that stay: without buffers and the largest recomputed layer.
 
         The equations count with this one room, so that the time stays convex. A plan that recomputes smaller layers,
         or none, keeps more.
         """
-        machine = self.machine
-        room = machine.device_bytes - machine.buffer_bytes - machine.in_use_bytes - self.other_bytes
-        return max(0, room - self.largest_recomputed)
+        return max(0, self._room - self.largest_recomputed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,16 +192,16 @@ def test_algorithm_finds_the_least_of_the_sweep_and_stays_safe(seed: int) -> Non
         assert plan.peak_bytes <= problem.machine.device_bytes
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_order_by_benefit_is_the_best_of_all_subsets_for_layers_of_one_size(seed: int) -> None:
     """For layers of one size no layer is cut, so that the paper's proof holds for every subset."""
     rng = random.Random(seed)
-    layers = [block(str(i), rng.uniform(1e9, 1e12), GB // 8) for i in range(9)]
+    layers = [block(str(i), rng.uniform(1e9, 1e12), GB // 8) for i in range(8)]
     problem = Problem(
         layers=layers,
         machine=machine(thp_g=rng.uniform(1e11, 1e13), bw_m2s=rng.uniform(1e8, 4e9), device_bytes=GB // 4),
     )
-    subsets = (s for size in range(10) for s in combinations(range(9), size))
+    subsets = (s for size in range(9) for s in combinations(range(8), size))
     best = min(evaluate(problem, subset).seconds for subset in subsets)
     assert plan_activations(problem).seconds == pytest.approx(best)
 
