@@ -112,15 +112,18 @@ def _memory_as_before(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True, scope="module")
 def _weights_drawn_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing them is half of what many tests do; those of the models themselves build all anew."""
+    """Drawing and digesting them is half of what many tests do; those of the models themselves do all anew."""
     if "models" in request.path.parts:
         yield
         return
-    from support.drawn_once import drawn_once
+    from support.drawn_once import digested_once, drawn_once
+
+    from hapi.models.graph.digest import TensorDigests
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hapi.repository.built", "hapi.models.zoo.build"):
             patch.setattr(f"{module}.build_module", drawn_once)
+        patch.setattr(TensorDigests, "of", digested_once(TensorDigests.of))
         yield
 
 

@@ -15,7 +15,7 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.architectures import build_module
-from hapi.models.zoo.build import ModelSpec, architecture_of, skeleton
+from hapi.models.zoo.build import ModelSpec, architecture_of, common_skeleton
 from hapi.models.zoo.names import is_file, random_seed
 from hapi.models.zoo.weights import library_state, load_state
 from hapi.wire.references import ModelReference
@@ -56,7 +56,7 @@ class BuiltModels:
         self, spec: ModelSpec, allow_imports: Collection[str]
     ) -> tuple[LayeredModel, dict[str, torch.Tensor]]:
         """Build ``spec``; return the model without weights, as :meth:`find` does, and all weights by name."""
-        kept = skeleton(spec, allow_imports)
+        kept = common_skeleton(spec, allow_imports)
         architecture = architecture_of(spec, allow_imports)
         module = build_module(architecture, random_seed(spec.weights) or 0)
         if spec.pretrained:
@@ -130,7 +130,7 @@ def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) 
     Raises:
         TooLargeError: they have more.
     """
-    kept = skeleton(spec, allow_imports)
+    kept = common_skeleton(spec, allow_imports)
     nbytes = prefix_bytes(kept, len(kept))
     if nbytes > max_bytes:
         raise TooLargeError(

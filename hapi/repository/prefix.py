@@ -12,7 +12,7 @@ import torch
 
 from hapi.errors import ConflictError, ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
-from hapi.models.zoo.build import ModelSpec, skeleton
+from hapi.models.zoo.build import ModelSpec, common_skeleton, skeleton
 from hapi.models.zoo.names import is_file
 from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
 from hapi.repository.loading.load import IDENTITY
@@ -112,7 +112,7 @@ def open_prefix(
         return model, PushedPrefix(stored)
     spec = spec_of(reference)
     builds = builds or BuiltModels(kept=0)
-    _check_split(skeleton(spec, allow_imports), split, reference)
+    _check_split(common_skeleton(spec, allow_imports), split, reference)
     if max_bytes is not None:
         check_size(spec, allow_imports, max_bytes)
     with builds.building.holding(spec):

@@ -1,11 +1,15 @@
-"""Networks that many tests build: their random weights are drawn once for each process, and then copied."""
+"""Networks that many tests build: their weights are drawn and digested once for each process, and then copied."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
+import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from hapi.models.graph.digest import TensorDigests
 from hapi.models.zoo.architectures import Architecture, build_module
 
 NAMES = frozenset({"resnet18", "squeezenet1_1"})
@@ -13,6 +17,9 @@ NAMES = frozenset({"resnet18", "squeezenet1_1"})
 KEPT = 8
 """Networks at a time, of at most 47 MB."""
 _drawn: dict[tuple[str, int], nn.Module] = {}
+_copied: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Tensors of copies to their version when they were made and the tensor that they were copied from."""
+_digests = TensorDigests()
 
 
 def drawn_once(architecture: Architecture, seed: int) -> nn.Module:
@@ -24,4 +31,25 @@ def drawn_once(architecture: Architecture, seed: int) -> nn.Module:
         _drawn.clear()
     module = _drawn.get(key) or build_module(architecture, seed)
     _drawn[key] = module
-    return copy.deepcopy(module)
+    made = copy.deepcopy(module)
+    for mine, its in zip(_tensors(made), _tensors(module), strict=True):
+        _copied[mine] = mine._version, its
+    return made
+
+
+def digested_once(
+    of: Callable[[TensorDigests, str, torch.Tensor], str],
+) -> Callable[[TensorDigests, str, torch.Tensor], str]:
+    """Make :meth:`TensorDigests.of` of a copy that nobody has changed that of what it was copied from."""
+
+    def found(self: TensorDigests, name: str, tensor: torch.Tensor) -> str:
+        version, its = _copied.get(tensor, (None, None))
+        if its is None or version != tensor._version:
+            return of(self, name, tensor)
+        return of(_digests, name, its)
+
+    return found
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

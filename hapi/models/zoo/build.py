@@ -134,10 +134,15 @@ def skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
 
     Each call returns a module of its own.
     """
+    kept = common_skeleton(spec, allow_import)
+    return kept.over(copy.deepcopy(kept.module))
+
+
+def common_skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
+    """Return the cache's own :func:`skeleton`, to be read or put over another module, never to be changed."""
     architecture_of(spec, allow_import)  # the permission is asked for every time
     weights = "DEFAULT" if spec.pretrained else "random:0"  # all that the structure depends on
-    kept = _skeleton(replace(spec, weights=weights, num_classes=None, head_seed=0))
-    return kept.over(copy.deepcopy(kept.module))
+    return _skeleton(replace(spec, weights=weights, num_classes=None, head_seed=0))
 
 
 @lru_cache(maxsize=16)
