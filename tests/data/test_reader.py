@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +59,26 @@ def opened(store: CountingStore, slots: int) -> Dataset:
     return dataset
 
 
+Packed = Callable[[], tuple[MixedSource, CountingStore]]
+"""A dataset that is packed once for all tests, under a store of its own for each that asks."""
+
+
+def packed_once(folder: Path, count: int) -> Packed:
+    """Samples of 512 bytes, 2048 of them in a shard."""
+    source, _ = packed(folder, [512] * count)
+    return lambda: (source, CountingStore(folder / "store"))
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    return packed_once(tmp_path_factory.mktemp("equal"), 20_000)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    return packed_once(tmp_path_factory.mktemp("many"), 40_000)
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixedSource, CountingStore]:
     """3 MB in three shards: mostly small samples, some larger than a chunk's room."""
@@ -86,8 +106,8 @@ def test_same_bytes_by_every_way(
         assert [read.sample(k).tobytes() for k in range(len(ids))] == [source.samples[i] for i in ids]
 
 
-def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> None:
-    source, store = packed(tmp_path, [512] * 20_000)
+def test_an_epoch_of_chunk_windows_reads_every_chunk_once(equal: Packed) -> None:
+    source, store = equal()
     dataset = opened(store, 12)  # of 40 chunks
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
     near = dataset.reader.order_hint(order)
@@ -118,9 +138,9 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     assert max(store.sizes) <= SLOT
 
 
-def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
+def test_what_is_held_out_costs_no_chunk_twice(equal: Packed) -> None:
     """A training's order over a part of the samples: the chunks are those of the whole dataset."""
-    _, store = packed(tmp_path, [512] * 20_000)
+    _, store = equal()
     dataset = opened(store, 12)
     ids = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.8)
     order = EpochOrder(seed=1, shuffle=Shuffle(512, 4))
@@ -131,8 +151,8 @@ def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
     assert len(store.ranges) <= 3 * 40
 
 
-def test_chunks_open_over_the_end_of_an_epoch_are_read_once(tmp_path: Path) -> None:
-    _, store = packed(tmp_path, [512] * 20_000)
+def test_chunks_open_over_the_end_of_an_epoch_are_read_once(equal: Packed) -> None:
+    _, store = equal()
     dataset = opened(store, 12)  # of 40 chunks
     for epoch in range(2):
         order = Shuffle(512, 4).sequence(1, epoch, 20_000)
@@ -144,8 +164,8 @@ def test_chunks_open_over_the_end_of_an_epoch_are_read_once(tmp_path: Path) -> N
         assert len(set(store.ranges)) == len(store.ranges)
 
 
-def test_two_jobs_keep_what_each_needs_again(tmp_path: Path) -> None:
-    _, store = packed(tmp_path, [512] * 20_000)
+def test_two_jobs_keep_what_each_needs_again(equal: Packed) -> None:
+    _, store = equal()
     dataset = opened(store, 24)
     orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
     nears = [dataset.reader.access_hint(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
@@ -155,8 +175,8 @@ def test_two_jobs_keep_what_each_needs_again(tmp_path: Path) -> None:
     assert len(store.ranges) <= 2 * 40
 
 
-def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(tmp_path: Path) -> None:
-    _, store = packed(tmp_path, [512] * 20_000)
+def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(equal: Packed) -> None:
+    _, store = equal()
     dataset = opened(store, 13)
     orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
     nears = [dataset.reader.access_hint(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
@@ -191,9 +211,9 @@ def test_chunks_of_every_length_find_room_in_every_slot(
         assert -(-group // dataset.reader._parts(group)) * length <= cost.slot_bytes
 
 
-def test_what_is_in_no_windows_is_not_read_whole(tmp_path: Path) -> None:
+def test_what_is_in_no_windows_is_not_read_whole(many: Packed) -> None:
     """Ids from everywhere, said to be of one chunk: no client has a server read a thousand times what it sends."""
-    _, store = packed(tmp_path, [512] * 40_000)
+    _, store = many()
     dataset = opened(store, 12)  # of 80 chunks
     near = dataset.reader.access_hint(Shuffle(512, 1), 0, 0)
     scattered = np.random.default_rng(0).permutation(80)[:40] * 500
@@ -204,9 +224,9 @@ def test_what_is_in_no_windows_is_not_read_whole(tmp_path: Path) -> None:
     assert store.sizes == [512 * 512], "what is in them is"
 
 
-def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
+def test_many_groups_of_one_data_set(equal: Packed) -> None:
     """Jobs with groups of their own share the cache, and none has its chunks forgotten for another's sake."""
-    _, store = packed(tmp_path, [512] * 20_000)
+    _, store = equal()
     dataset = opened(store, 96)
     shuffles = [Shuffle(group, 4) for group in range(500, 508)]
     orders = [shuffle.sequence(1, 0, 20_000) for shuffle in shuffles]
@@ -219,10 +239,10 @@ def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
 
 
 def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    equal: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hapi.data.reading.reader._FEW_CHUNKS", 1)
-    source, store = packed(tmp_path, [512] * 20_000)
+    source, store = equal()
     cache = ChunkCache(24 * SLOT, SLOT)
     dataset = find_dataset(store, "d", cache=cache)
     areas = []
@@ -236,8 +256,8 @@ def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
     assert not dataset.reader.access_hint(Shuffle(60, 1), 0, 0), "more chunks than are remembered at all"
 
 
-def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
-    _, store = packed(tmp_path, [512] * 20_000)
+def test_groups_that_are_no_use_for_reading(equal: Packed) -> None:
+    _, store = equal()
     reader = opened(store, 12).reader
 
     def near(group: int, window: int, sharers: int = 1) -> AccessHint | None:
@@ -258,8 +278,8 @@ def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     assert kept and len(kept.revisited_groups) == 3
 
 
-def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
-    _, store = packed(tmp_path, [512] * 40_000)
+def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(many: Packed) -> None:
+    _, store = many()
     dataset = opened(store, 4)  # of 80 chunks
     order = Shuffle().sequence(1, 0, 40_000)
     assert not dataset.reader.order_hint(order)
@@ -268,9 +288,9 @@ def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Pa
     assert store.bytes_read < 1.5 * 8_000 * 512
 
 
-def test_without_a_hint_windows_are_found(tmp_path: Path) -> None:
+def test_without_a_hint_windows_are_found(equal: Packed) -> None:
     """At most twice what a reader that knows the order takes: directly what a chunk costs, and then the chunk."""
-    _, store = packed(tmp_path, [512] * 20_000)
+    _, store = equal()
     dataset = opened(store, 12)
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
     for first in range(0, len(order), 32):
@@ -302,9 +322,9 @@ def test_two_readers_load_a_chunk_once(tmp_path: Path) -> None:
 
 
 def test_chunks_are_announced_a_piece_before_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    equal: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, store = packed(tmp_path, [512] * 20_000)
+    _, store = equal()
     dataset = opened(store, 60)
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))

@@ -244,7 +244,7 @@ def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) ->
         stored.load(stored.layered(), 0, 11)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: float, bit: int) -> None:
     good = open_model(LocalStore(str(pushed_folder)), "net").manifest
@@ -259,7 +259,7 @@ def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: f
         assert str(error).startswith("model.json is ")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_structure_is_found(pushed_folder: Path, position: float, bit: int) -> None:
     structure = open_model(LocalStore(str(pushed_folder)), "net").manifest.structure

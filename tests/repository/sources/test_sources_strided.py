@@ -29,7 +29,7 @@ def views(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return draw(st.integers(0, 500)), shape, stride
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(view=views(), dtype=st.sampled_from([torch.uint8, torch.int16, torch.int32]))
 @pytest.mark.parametrize(("piece", "read"), [(1 << 23, 1 << 20), (64, 16), (8, 1)])
 def test_any_view_reads_as_torch_sees_it(
