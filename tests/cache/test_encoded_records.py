@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.cache_tools import size
 from support.disks import small_disk
@@ -117,7 +117,6 @@ def made(kind: str, ids: list[int], width: int) -> Bytes:
     return rows
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     PUTS,
     st.sampled_from([("uint8", 1), ("float16", 2), ("bfloat16", 2), ("float32", 4), ("int64", 8)]),

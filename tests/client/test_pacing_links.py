@@ -166,7 +166,6 @@ class OneLink:
         self.held = False
 
 
-@settings(max_examples=80)
 @given(
     steps=st.lists(
         st.tuples(st.floats(0, 0.5), st.integers(0, 300_000), st.sampled_from("sbed")), max_size=60

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.planning_tools import (
     BEST,
@@ -55,7 +55,6 @@ def test_the_budget_decides_the_earliest_split() -> None:
                 assert memory(truth(), job, split).peak <= nbytes
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 40 * MB), st.sampled_from(["auto", "hapi", "nsg"]), st.floats(1e6, 1e10))
 def test_no_split_that_does_not_fit_is_ever_run(nbytes: int, strategy: str, bits: float) -> None:
     """Not while the job is profiled either."""

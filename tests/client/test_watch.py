@@ -225,7 +225,7 @@ def test_several_stages_at_once_are_told_together() -> None:
     )
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(derandomize=True)
 @given(st.integers(0, 1 << 32), st.integers(0, 4), st.sampled_from([0.08, 0.33]))
 def test_noise_is_not_told(seed: int, split: int, noise: float) -> None:
     """One forward pass varies by 8%, two tiers that share two cores by a third.
@@ -271,7 +271,6 @@ def test_several_batches_that_came_at_once_are_so_much_evidence() -> None:
     assert found is not None and found[1].startswith("bandwidth is 50.0 Mbit/s")
 
 
-@settings(max_examples=200)
 @given(st.lists(st.floats(0.01, 100.0), min_size=2, max_size=40))
 def test_what_is_told_lies_among_what_was_seen(ratios: list[float]) -> None:
     drift = Drift()

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.cluster.scaling import FleetReading, ScalingRule, ScalingState, wanted_servers
@@ -143,7 +143,6 @@ def test_a_number_that_was_too_few_is_not_tried_again_soon() -> None:
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=40)
 @given(
     st.integers(1, 50),
     st.integers(0, 50),

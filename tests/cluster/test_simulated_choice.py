@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.client.transport.server_choice import ServerLoad, soonest
@@ -53,7 +53,6 @@ class WholeList:
         max_size=60,
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_the_index_chooses_as_the_whole_list(steps: list[tuple[int, float, bool, set[int], bool]]) -> None:
     index, plain, now = KnownServers(LISTED), WholeList(), 0.0
     flying: list[tuple[KnownServer, Any, Any]] = []

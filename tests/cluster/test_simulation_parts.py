@@ -61,7 +61,6 @@ def ends_of(env: simpy.Environment, events: list[simpy.Event]) -> list[float]:
     st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=12),
     st.lists(st.floats(1, 100), min_size=5, max_size=5),
 )
-@settings(max_examples=60, deadline=None)
 def test_rates_are_max_min_fair(paths: list[list[int]], limits: list[float]) -> None:
     capacity = [UNLIMITED, *limits]
     rates = fair_rates([tuple(path) for path in paths], [1] * len(paths), capacity)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.codecs import exact
@@ -120,7 +120,6 @@ def test_features_that_repeat_shrink_by_their_repeats() -> None:
     assert ratio("planes", copied.tobytes(), 4) > 20
 
 
-@settings(max_examples=300)
 @given(
     codec=CODEC,
     itemsize=ITEM,

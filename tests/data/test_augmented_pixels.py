@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
@@ -79,7 +79,6 @@ def plain(data: bytes, asked: TransformSpec, sample: int) -> torch.Tensor:
     return v2.Normalize(asked.mean, asked.std)(image.float() / 255)
 
 
-@settings(max_examples=80)
 @given(
     st.sampled_from([RESIZED, PADDED, Augmentation(flip=0.7), Augmentation(padding=0), replace(PADDED, padding=11)]),
     st.integers(1, 120), st.integers(1, 120), st.integers(12, 60), st.integers(0, 1 << 40), st.sampled_from("LP"),
@@ -119,7 +118,6 @@ def test_other_epochs_seeds_and_samples_look_different_and_torchs_generator_is_l
 _THEIRS = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 3),
     st.floats(0, 2),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -53,7 +53,6 @@ def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-@settings(max_examples=60)
 @given(
     st.integers(1, 130),
     st.integers(1, 130),
@@ -98,7 +97,6 @@ def test_cut_off_anywhere(progressive: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=300)
 @given(st.data())
 def test_damaged_images_are_those_of_pillow(data: st.DataObject) -> None:
     mode, form = data.draw(st.sampled_from(FORMS))
@@ -127,7 +125,6 @@ def test_a_marker_that_only_libjpeg_passes_over_makes_no_plain_jpeg() -> None:
         assert of_pillow(damaged) is None and ours(damaged) is None
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=60), st.booleans())
 def test_the_frame_header_is_found_in_anything(data: bytes, jpeg: bool) -> None:
     size = decode._plain_jpeg(decode._START + data if jpeg else data)

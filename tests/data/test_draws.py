@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torchvision import transforms
@@ -158,7 +158,6 @@ def test_resized_crops_are_distributed_as_torchvisions(shape: tuple[int, int]) -
 
 
 @given(st.integers(1, 80), st.integers(0, 60), st.integers(0, 60), st.integers(0, 20), seeds)
-@settings(max_examples=100)
 def test_padded_crops_lie_within_the_padding(
     side: int, more: int, wider: int, padding: int, seed: int
 ) -> None:

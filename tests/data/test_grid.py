@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.data.reading.chunk_layout import Grid, ShardLayout
@@ -35,7 +35,6 @@ def places_of(shards: list[list[int]], run: int = 3, shuffled: bool = False) -> 
 SHARDS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6)
 
 
-@settings(max_examples=40)
 @given(SHARDS, st.integers(1, 30), st.integers(1, 5))
 def test_chunks_begin_where_groups_and_shards_do(shards: list[list[int]], group: int, parts: int) -> None:
     places = places_of(shards)
@@ -55,7 +54,6 @@ def test_chunks_begin_where_groups_and_shards_do(shards: list[list[int]], group:
     assert found[where].tolist() == chunks[::2].tolist() and counts.sum() == len(chunks[::2])
 
 
-@settings(max_examples=40)
 @given(SHARDS, st.integers(1, 30), st.integers(1, 8), st.booleans())
 def test_a_span_has_all_its_samples_and_whole_runs(
     shards: list[list[int]], group: int, run: int, shuffled: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.data.epoch_order import batches, epoch_sequence, mix64
@@ -57,7 +57,6 @@ def test_no_position_is_favoured() -> None:
     assert np.abs(places.mean(axis=0) - (count - 1) / 2).max() < 4 * error
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 200), st.integers(1, 50), st.booleans())
 def test_batches(count: int, size: int, drop_last: bool) -> None:
     sequence = epoch_sequence(1, 1, count)

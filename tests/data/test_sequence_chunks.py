@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.data.epoch_order import (
@@ -132,7 +132,6 @@ def test_more_chunks_than_there_can_be() -> None:
 # -- several trainers ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
 @given(st.integers(0, 300), st.integers(1, 20), st.integers(1, 9), st.booleans())
 def test_trainers_share_an_epoch(count: int, batch: int, trainers: int, drop_last: bool) -> None:
     sequence = np.arange(count, dtype=np.int64)[::-1]

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
@@ -54,7 +54,6 @@ _MODES = [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA
           ("RGB", "WEBP"), ("RGB", "BMP"), ("P", "GIF"), ("RGB", "TIFF"), ("RGB", "PPM"), ("LA", "PNG")]  # fmt: skip
 
 
-@settings(max_examples=60)
 @given(
     st.integers(1, 300), st.integers(1, 300), st.sampled_from(_MODES), st.integers(1, 120), st.integers(0, 40)
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.foreign_shards import Value, mds_config, mds_index, mds_shard
 
@@ -202,7 +202,6 @@ def test_huge_description() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(mds_shard(COLUMNS, SAMPLES))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -314,7 +313,6 @@ def test_index_that_is_none(text: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100)
 def test_random_damage_of_the_index(data: st.DataObject) -> None:
     whole = bytearray(index_of(("sha1",), a_mds=ONE, b_mds=TWO))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.foreign_shards import example, feature, field, masked_crc32c, tfrecord, varint
 
@@ -210,7 +210,6 @@ def test_other_files() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
     """A record's bytes in any form: found within the record, or bad."""
     whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
@@ -224,7 +223,6 @@ def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(tfrecord(RECORDS))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -248,7 +246,6 @@ def _entries(record: bytes) -> list[tuple[bytes, tuple[int, int]]] | str:
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_the_short_way_finds_what_the_long_one_finds(data: st.DataObject) -> None:
     whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
     for _ in range(data.draw(st.integers(0, 3))):
@@ -262,7 +259,6 @@ def test_the_short_way_finds_what_the_long_one_finds(data: st.DataObject) -> Non
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100)
 def test_any_record(one: bytes) -> None:
     (found,) = scan(tfrecord([one]))
     assert isinstance(found, Bad) or found.offset + found.length <= 12 + len(one)

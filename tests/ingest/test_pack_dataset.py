@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.byte_source import SMALL, ByteSource
 from support.stores import flip
@@ -63,7 +63,6 @@ def test_pack_and_read(store: ObjectStore) -> None:
     assert verify_dataset(store, "d").sound
 
 
-@settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=40), st.data())
 def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
     class Raw(ByteSource):
@@ -220,7 +219,6 @@ def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
     assert verify_dataset(store, "d").sound
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.formats_tools import image, samples, shard_of, tar
 
@@ -38,7 +38,6 @@ _names = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(_names, st.sampled_from(FORMS[1:]), st.sampled_from([700, 4 << 20]))
 def test_members_are_those_of_tarfile(names: list[str], form: int, block: int) -> None:
     data = tar([(name, bytes([n]) * 37 * n * n) for n, name in enumerate(names)], form)
@@ -224,7 +223,6 @@ _SHARD = tar([(f"{'long/' * 30}{name}", data) for name, data in samples(range(4)
 _WHOLE = scan(_SHARD)
 
 
-@settings(max_examples=150)
 @given(st.integers(0, len(_SHARD) - 1))
 def test_a_cut_anywhere_is_never_silent(stop: int) -> None:
     try:
@@ -235,7 +233,6 @@ def test_a_cut_anywhere_is_never_silent(stop: int) -> None:
         assert found == _WHOLE and not _SHARD[stop:].strip(b"\0")
 
 
-@settings(max_examples=400)
 @given(st.data())
 def test_changed_bytes_are_found_or_leave_every_sample(data: st.DataObject) -> None:
     """An error, a bad sample, or as many samples as before: nothing else comes out, and nothing is lost."""
@@ -251,7 +248,6 @@ def test_changed_bytes_are_found_or_leave_every_sample(data: st.DataObject) -> N
     assert bad or len(found) == len(_WHOLE)
 
 
-@settings(max_examples=150)
 @given(st.lists(st.one_of(st.binary(max_size=600), st.just(b"\0" * 512), st.just(_SHARD[:1024])), max_size=6))
 def test_any_bytes_end_in_samples_or_one_error(pieces: list[bytes]) -> None:
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hapi.models.graph.analysis
@@ -118,7 +118,6 @@ def test_operations_along_dimensions(x: torch.Tensor) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=200)
 def test_two_tensors_of_any_strides(data: st.DataObject) -> None:
     sides = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     order = data.draw(st.permutations(range(len(sides))))
@@ -149,7 +148,6 @@ def test_two_tensors_of_any_strides(data: st.DataObject) -> None:
     groups=st.sampled_from([1, 2, 4]),
     bias=st.booleans(),
 )
-@settings(max_examples=200)
 def test_convolutions(
     side: tuple[int, int], last: bool, kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any, groups: int,
     bias: bool,
@@ -176,7 +174,6 @@ def test_convolutions(
     dilation=st.sampled_from([[1], [2, 2]]),
     ceil=st.booleans(),
 )
-@settings(max_examples=200)
 def test_poolings(
     side: tuple[int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.any_profile import jobs, profiles, seconds
 from support.profiler_tools import crafted, free_server, free_tier
@@ -97,7 +97,6 @@ def test_samples_at_hand_cost_neither_network_nor_server() -> None:
     assert whole.epoch_seconds == pytest.approx(20 * 0.007)
 
 
-@settings(max_examples=80)
 @given(profiles(), jobs, st.floats(0, 1), st.floats(0, 1))
 def test_more_at_hand_is_never_slower(profile: Profile, job: Job, one: float, other: float) -> None:
     less, more = (estimate(profile, job, 0, mix=Mix(hits=part)) for part in sorted((one, other)))
@@ -249,7 +248,6 @@ def test_largest_batch_is_the_last_that_fits() -> None:
     assert largest_batch(profile, replace(job, memory_bytes=10), 1) == 0
 
 
-@settings(max_examples=80)
 @given(profiles(), jobs, st.floats(1.0, 1e3))
 def test_more_bandwidth_is_never_slower(profile: Profile, job: Job, factor: float) -> None:
     link = replace(profile.link, bits_per_second=profile.link.bits_per_second * factor)
@@ -278,7 +276,6 @@ def test_stages_that_are_alike_hold_each_other_up(server: int, network: int, cli
     assert estimate(profile, job, 1).epoch_seconds == pytest.approx(80 * most * factor, rel=1e-3)
 
 
-@settings(max_examples=80)
 @given(profiles(), jobs, st.floats(0.0, 10.0))
 def test_a_longer_way_is_never_faster(profile: Profile, job: Job, seconds: float) -> None:
     link = replace(profile.link, request_seconds=profile.link.request_seconds + seconds)
@@ -298,7 +295,6 @@ def test_a_crowded_server_is_never_faster(profile: Profile, job: Job, left: floa
         assert after.paper_epoch_seconds >= before.paper_epoch_seconds * (1 - 1e-9)
 
 
-@settings(max_examples=80)
 @given(profiles(), jobs, st.integers(0, 10**9))
 def test_what_does_not_fit_is_never_chosen(profile: Profile, job: Job, budget: int) -> None:
     job = replace(job, memory_bytes=budget)
@@ -345,7 +341,6 @@ def scaled(profile: Profile, k: float) -> Profile:
     )
 
 
-@settings(max_examples=60)
 @given(profiles(), jobs, st.floats(0.1, 100))
 def test_scaling_all_times_scales_the_estimate(profile: Profile, job: Job, k: float) -> None:
     slower = scaled(profile, k)
@@ -355,7 +350,6 @@ def test_scaling_all_times_scales_the_estimate(profile: Profile, job: Job, k: fl
         assert after.paper_epoch_seconds == pytest.approx(before.paper_epoch_seconds * k, rel=1e-6)
 
 
-@settings(max_examples=80)
 @given(st.lists(seconds, min_size=3, max_size=9), seconds, st.integers(2, 50))
 def test_equal_speeds_and_a_free_network_give_the_balance_point(
     times: list[float], step: float, batches: int
@@ -373,7 +367,6 @@ def test_equal_speeds_and_a_free_network_give_the_balance_point(
         assert slowest[plan(strategy, profile, job).split] == pytest.approx(min(slowest), rel=1e-6)
 
 
-@settings(max_examples=40)
 @given(profiles(), jobs)
 def test_every_strategy_stays_in_its_range(profile: Profile, job: Job) -> None:
     estimates = {s: estimate(profile, job, s).epoch_seconds for s in range(profile.last_split + 1)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.profiler_tools import crafted, free_server, free_tier
 
@@ -355,7 +355,6 @@ def check_same_estimates(found: Profile, true: Profile, splits: range) -> None:
         assert mine.epoch_range == pytest.approx(theirs.epoch_range, rel=1e-6)
 
 
-@settings(max_examples=60)
 @given(true_profiles(), st.floats(1, 3), st.data())
 def test_a_profile_of_its_own_observations_gives_its_estimates_back(
     true: Profile, beside: float, data: st.DataObject
@@ -366,7 +365,6 @@ def test_a_profile_of_its_own_observations_gives_its_estimates_back(
     check_same_estimates(found, true, range(earliest, true.freeze + 1))
 
 
-@settings(max_examples=40)
 @given(true_profiles(), st.floats(0.1, 10))
 def test_with_one_speed_ratio_all_splits_come_out(true: Profile, ratio: float) -> None:
     """Past the freeze no server ran a layer: taken from the client, by the ratio of the others."""

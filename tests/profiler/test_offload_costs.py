@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.profiler_tools import MIB, heavy
 from torch import nn
@@ -138,7 +138,6 @@ def test_the_freeze_that_fits() -> None:
     drives=st.integers(1, 3),
     keeps=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_price_counts_what_training_takes(
     sizes: list[int], names: tuple[str, ...], half: bool, drives: int, keeps: bool
 ) -> None:

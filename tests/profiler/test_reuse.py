@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.any_profile import jobs, profiles
 from support.profiler_tools import crafted, free_tier
@@ -101,7 +101,6 @@ def every_choice(profile: Profile, given_facts: ReuseFacts, job: Job) -> list[Ch
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), jobs, facts(), prices, aims, st.integers(1, 40))
 def test_no_choice_is_better_than_the_chosen_one(
     profile: Profile, job: Job, known: ReuseFacts, paid: Prices, aim: Objective, epochs: int
@@ -118,7 +117,6 @@ def test_no_choice_is_better_than_the_chosen_one(
         assert 0 <= cost.kept <= 1 + 1e-12 and cost.first_epoch_seconds >= 0 <= cost.last_epoch_seconds
 
 
-@settings(max_examples=40, deadline=None)
 @given(profiles(), jobs, facts(), prices, aims, st.integers(1, 40))
 def test_choices_that_are_not_priced_are_worse(
     profile: Profile, job: Job, known: ReuseFacts, paid: Prices, aim: Objective, epochs: int
@@ -130,7 +128,6 @@ def test_choices_that_are_not_priced_are_worse(
         assert choose_reuse(profile, job, known, prices=paid, objective=aim) == found
 
 
-@settings(max_examples=80, deadline=None)
 @given(profiles(), jobs, facts(), st.integers(1, 10**6))
 def test_the_budget_is_never_exceeded(profile: Profile, job: Job, known: ReuseFacts, epochs: int) -> None:
     job = replace(job, epochs=epochs)
@@ -144,7 +141,6 @@ def test_the_budget_is_never_exceeded(profile: Profile, job: Job, known: ReuseFa
             assert cost.kept_bytes <= max(pricer.storage.bytes, had) + 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), jobs, storages)
 def test_one_epoch_keeps_nothing_unless_something_is_kept(profile: Profile, job: Job, disk: Storage) -> None:
     job = replace(job, epochs=1)
@@ -152,7 +148,6 @@ def test_one_epoch_keeps_nothing_unless_something_is_kept(profile: Profile, job:
     assert found.mode == "recompute" and "one epoch only" in found.reason
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), jobs, storages, st.integers(2, 30), st.integers(0, 30))
 def test_more_epochs_never_make_keeping_less_attractive(
     profile: Profile, job: Job, disk: Storage, epochs: int, more: int
@@ -174,7 +169,6 @@ def test_more_epochs_never_make_keeping_less_attractive(
     assert worth(epochs + more) <= first * (1 + 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), jobs, storages, st.integers(1, 30), st.floats(1, 100))
 def test_a_disk_that_reads_faster_never_makes_the_job_slower(
     profile: Profile, job: Job, disk: Storage, epochs: int, factor: float

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,7 +60,6 @@ observations = st.lists(
 
 
 @given(forwards, observations)
-@settings(max_examples=100)
 def test_no_remembered_peak_is_above_the_correction(
     forward: ForwardMemory, seen: list[tuple[int, float, int]]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -85,7 +85,6 @@ def bounds_of(policy: str, request: Request, budget: int) -> tuple[int, int]:
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=150)
 def test_never_above_the_budget_and_within_the_bounds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -102,7 +101,6 @@ def test_never_above_the_budget_and_within_the_bounds(
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=100)
 def test_everyone_has_one_place_and_nobody_is_overtaken(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -122,7 +120,6 @@ def test_everyone_has_one_place_and_nobody_is_overtaken(
 
 
 @given(policies, st.integers(0, 40_000), queues())
-@settings(max_examples=100)
 def test_the_oldest_that_fits_an_empty_device_is_admitted_first(
     policy: str, budget: int, queue: list[Request]
 ) -> None:
@@ -137,7 +134,6 @@ def test_the_oldest_that_fits_an_empty_device_is_admitted_first(
 
 
 @given(st.sampled_from(["adaptive", "auto"]), devices(), queues())
-@settings(max_examples=80)
 def test_less_than_a_sample_is_missing_to_what_a_milp_solver_finds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -164,7 +160,6 @@ def test_less_than_a_sample_is_missing_to_what_a_milp_solver_finds(
 
 
 @given(policies, devices(), queues(), st.integers(0, 5000))
-@settings(max_examples=100)
 def test_a_larger_budget_admits_no_fewer_and_uses_no_sample_less(
     policy: str, device: DeviceState, queue: list[Request], more: int
 ) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.http_tools import until
@@ -122,7 +122,6 @@ def test_images(pool: Decoders, count: int) -> None:
     mean=st.floats(-2, 2),
     seed=st.integers(0, 1 << 31),
 )
-@settings(max_examples=60)
 def test_tensors(
     pool: Decoders,
     dtype: str,

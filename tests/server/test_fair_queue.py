@@ -7,7 +7,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.server.scheduling.fair_queue import LEAST_COST, LONGEST_RETRY, FairQueue, Tenant, Ticket
@@ -168,7 +168,6 @@ EVENTS = st.lists(
 PEOPLE = (A, B, Tenant(name="two", in_flight=2), Tenant(name="slow", weight=3.0, bytes_per_second=1000))
 
 
-@settings(max_examples=200)
 @given(EVENTS, st.integers(1, 4), st.integers(0, 12))
 def test_whatever_happens(events: list[tuple[str, int, float, float]], slots: int, max_queued: int) -> None:
     server = Server(slots, max_queued)
@@ -347,7 +346,6 @@ def test_who_was_held_back_does_not_get_it_back() -> None:
 # -- how long ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 4), st.floats(0.2, 5.0), st.integers(5, 40), st.integers(0, 1 << 32))
 def test_the_expected_wait_comes_true(slots: int, slower: float, ahead: int, seed: int) -> None:
     """On a server ``slower`` than estimated: what it says after some requests is what then happens."""

@@ -24,7 +24,7 @@ from support.http_tools import (
     with_field,
 )
 
-SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 REFUSED = (400, 404, 409, 413, 422)
 
 json_values = st.recursive(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.server.batching.memory_shares import Bounds, raise_batches
@@ -24,7 +24,6 @@ def raised_bytes(requests: list[Bounds], batches: list[int]) -> int:
 
 
 @given(crowds())
-@settings(max_examples=300)
 def test_the_room_is_kept_and_less_than_a_sample_of_it_is_left(crowd: tuple[list[Bounds], int]) -> None:
     requests, room = crowd
     batches = raise_batches(requests, room)
@@ -36,7 +35,6 @@ def test_the_room_is_kept_and_less_than_a_sample_of_it_is_left(crowd: tuple[list
 
 
 @given(crowds(), st.integers(0, 10_000))
-@settings(max_examples=150)
 def test_more_room_is_used_less_by_less_than_a_sample(crowd: tuple[list[Bounds], int], more: int) -> None:
     requests, room = crowd
     before = raised_bytes(requests, raise_batches(requests, room))
@@ -45,7 +43,6 @@ def test_more_room_is_used_less_by_less_than_a_sample(crowd: tuple[list[Bounds],
 
 
 @given(crowds())
-@settings(max_examples=150)
 def test_alike_requests_stand_at_one_level(crowd: tuple[list[Bounds], int]) -> None:
     """Where bounds allow: one batch is larger than another's by more than one only if that one cannot grow."""
     requests, room = crowd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.store.gather import copy_ranges
@@ -12,7 +12,6 @@ from hapi.store.gather import copy_ranges
 SOURCE = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
 
 
-@settings(max_examples=200)
 @given(
     pieces=st.lists(
         st.tuples(st.integers(0, 9_000), st.sampled_from([0, 1, 2, 3, 7, 16, 100, 511, 1024, 5000])),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import make_certificate
 from support.tiny_http import Reply, TinyServer, serving, tls_server
@@ -100,7 +100,6 @@ def holder() -> Iterator[HttpRanges]:
         yield reader
 
 
-@settings(max_examples=60)
 @given(ranges=st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 90_000)), max_size=8))
 def test_any_parts_even_those_that_overlap(holder: HttpRanges, ranges: list[tuple[int, int]]) -> None:
     parts = parts_of(ranges)

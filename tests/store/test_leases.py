@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.stores import Killed
 
@@ -212,7 +212,6 @@ JUMPS = st.dictionaries(
 @given(
     steps=STEPS, kills=KILLS, jumps=JUMPS, unlucky=st.sets(st.integers(0, 20), max_size=4), sees=st.booleans()
 )
-@settings(max_examples=300)
 def test_no_order_of_steps_loses_a_shard(
     steps: list[tuple[int, float]],
     kills: dict[int, int],
@@ -269,7 +268,6 @@ def world_with_a_dead_lock() -> World:
 
 
 @given(steps=st.lists(st.integers(0, WRITERS - 1), max_size=300), kills=KILLS)
-@settings(max_examples=200)
 def test_one_holder_at_a_time(steps: list[int], kills: dict[int, int]) -> None:
     """While no lease ends, only a killed writer's lock is taken, and by one, whoever gives it back meanwhile."""
     world, inside = world_with_a_dead_lock(), Inside()
@@ -299,7 +297,6 @@ def test_one_that_takes_over_late(late: int) -> None:
 
 @pytest.mark.parametrize("sees", [False, True])
 @given(at=st.integers(1, 40))
-@settings(max_examples=40)
 def test_a_killed_writers_lock_is_taken_over_in_bounded_time(sees: bool, at: int) -> None:
     world = World()
     world.start(lambda world, writer: pack(world, writer, sees=sees))

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, DataError, HapiError, WireError
@@ -76,7 +76,6 @@ headers = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(headers, max_size=4), st.integers(0, 2**32))
 def test_round_trip_and_exact_length(frames: list[FrameHeader], seed: int) -> None:
     rng = random.Random(seed)
@@ -137,14 +136,12 @@ def test_every_truncation_is_noticed() -> None:
             read(stream[:length])
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=400))
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         read(data)
 
 
-@settings(max_examples=200)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -9,7 +9,7 @@ import string
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.http_tools import with_field
 from support.reports import report_with
@@ -113,7 +113,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(json_values, st.sampled_from(paths(EXTRACT)))
 def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
     try:
@@ -122,7 +121,6 @@ def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
         assert error.status in (400, 413)
 
 
-@settings(max_examples=100)
 @given(json_values)
 def test_fuzzed_documents_never_crash(value: object) -> None:
     for parse in (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.threads import at_once
 from support.waiting import PATIENCE, until
@@ -160,7 +160,6 @@ def test_what_was_forgotten_on_its_way_does_not_take_the_place_of_what_came_for_
     assert read(cache, 0, 1000) == DATA[:1000]
 
 
-@settings(max_examples=40)
 @given(
     reads=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=10),
     bound=st.integers(1000, 12_000),

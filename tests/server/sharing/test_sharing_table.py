@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.arrays import Bytes, IntArray
@@ -180,7 +180,6 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(STEP, max_size=40), st.integers(0, 4), st.booleans())
 def test_random_schedules_agree_with_a_simple_model(
     steps: list[tuple[str, list[int]]], room: int, join: bool
