@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +223,15 @@ def test_auto_waits_for_bytes_that_tell(job: Any) -> None:
     assert chosen(WireCodecs("none"), job, traffic_of(1e6)) == "none"
 
 
-def test_one_machine_has_no_link(store: Path) -> None:
-    with Session.open(settings_of(store=str(store), model="resnet18", split=SPLIT)) as session:
-        assert session.codecs.to_json()["wanted"] == "none"
+def test_one_machine_has_no_link(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in this process stands for the one that a session starts."""
+    with served(store, token="own", cos_batch=4, threads=1, allow_model=ALLOWED) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        started = SimpleNamespace(
+            url=url, token="own", pid=os.getpid(), on_local_disk=True, check=bool, close=bool
+        )
+        monkeypatch.setattr("hapi.client.connect._embed", lambda *_: started)
+        with Session.open(settings_of(store=str(store), split=SPLIT, wire_codec="auto")) as session:
+            assert session.codecs.to_json()["wanted"] == "none"
+        with Session.open(settings_of(server=(url,), split=SPLIT, wire_codec="auto"), token="own") as session:
+            assert session.codecs.to_json()["wanted"] == "auto"
