@@ -14,7 +14,8 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import is_checkpoint, with_seed
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
-from hapi.repository.push import Pushed, PushProgress, SourceLayer, push, push_tensors, silent
+from hapi.repository.packs.hashing import HashProgress
+from hapi.repository.push import Pushed, SourceLayer, push, push_tensors, silent
 from hapi.repository.sources.fitting import fitted
 from hapi.repository.sources.open import TensorSource, open_source
 from hapi.repository.versions import add_tag, drop_versions
@@ -45,7 +46,7 @@ def push_model(
     input_size: int | None = None,
     blocks: Sequence[str] = (),
     options: PushOptions = PushOptions(),
-    progress: PushProgress = silent,
+    progress: HashProgress = silent,
     on_note: Callable[[str], None] = log.warning,
 ) -> Pushed:
     """Do as :func:`hapi.push`, and say what was written.

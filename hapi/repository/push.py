@@ -1,8 +1,8 @@
 """Writing a model into a store: only what the store does not have, streamed, one version more.
 
-tensors   -- hashed: read once, piece by piece
+tensors   -- hashed: read once, piece by piece, several side by side
 layers    -- looked for in the headers of the store's packs
-new ones  -- written as packs; a killed push goes on behind those that it wrote, as it finds them
+new ones  -- written as packs, each once all in it is hashed; a killed push goes on behind those that it wrote
 manifest  -- written last: a version without it does not exist
 """
 
@@ -10,34 +10,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from hapi.errors import ConflictError, DataError, ModelError, NotFoundError
 from hapi.models.graph.architecture import LayerIdentity
-from hapi.models.graph.digest import ContentDigest, content_digest
+from hapi.models.graph.digest import content_digest
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file
-from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
+from hapi.repository.packs.hashing import HashProgress, hashed_layers
 from hapi.repository.packs.index import PackIndex
 from hapi.repository.packs.journal import next_version, written_versions
-from hapi.repository.packs.layout import (
-    HashedLayer,
-    HashedTensor,
-    PackPlan,
-    WritePlan,
-    is_padding,
-    plan_packs,
-)
-from hapi.repository.packs.mending import checked_pieces, mend
+from hapi.repository.packs.layout import HashedLayer, PackPlanner, WritePlan, fits_pack, plan_packs
+from hapi.repository.packs.mending import mend
 from hapi.repository.packs.place import pack_id, pack_key
 from hapi.repository.packs.pushes import RunningPush, running, spare_condemned
+from hapi.repository.packs.writing import EarlyPacks, write_pack
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
 from hapi.repository.versions import list_versions
@@ -51,15 +46,8 @@ _PLANS, _COLLECTED_SECONDS = 20, 0.5
 structure."""
 
 
-class PushProgress(Protocol):
-    """Told of a push's progress."""
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Note that so many of the bytes of a step (``"hash"``, ``"write"``) are done."""
-
-
-def silent(step: str, done: int, total: int) -> None:
-    """Note nothing."""
+def silent(done: int, total: int) -> None:
+    """Note no progress."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ def push(
     card: Mapping[str, Any] | None = None,
     sources: Callable[[str], SourceTensor] | None = None,
     repair: bool = False,
-    progress: PushProgress = silent,
+    progress: HashProgress = silent,
 ) -> Pushed:
     """Write ``model``, built from ``spec``, into ``store`` as the next version of ``name``.
 
@@ -104,7 +92,7 @@ def push(
         card: facts of the model file that is pushed (:meth:`hapi.models.model_file.ModelCard.facts`).
         sources: gives tensors by name where the model's own are not in memory; their digests are told to the model.
         repair: check what the store has of these tensors, and mend what is damaged there, for all models.
-        progress: told of it.
+        progress: told how much of the model was hashed; what is written is a part of it.
 
     Raises:
         ModelError: a tensor is not loaded, or has a type that cannot be stored.
@@ -112,33 +100,38 @@ def push(
     """
     check_name(name, "model")
     own = sources or (lambda tensor: SourceTensor.of(tensor, model.tensors.get(tensor)))
-    tensors = [own(tensor) for tensor in model.tensor_names(0, len(model))]
-    hashed = _hashed(tensors, progress)
-    digests = {tensor.source.name: tensor.digest for tensor in hashed}
-    model.expected_digests = {**model.expected_digests, **digests}
-    for tensor in hashed:  # hashed once, here
-        if not model.tensors.get(tensor.source.name).is_meta:
-            model.remember_digest(tensor.source.name, tensor.digest)
-    identities = model.identities()
-    structure = ModelStructure(
-        layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
-        forms=tuple(_form(tensor) for tensor in tensors),
-        identities=tuple(identity.structure for identity in identities),
-        graph=model.leaf_layers().graph,
-    )
-    output = model.output_shapes()[-1]
-    draft = _Draft(
-        structure,
-        hashed,
-        spec=_without_path(spec),
-        digests=tuple(model.prefix_digests()),
-        contents=tuple(identity.content for identity in identities),
-        classes=output[0] if len(output) == 1 else None,
-        default_freeze=model.default_freeze,
-        parent=parent,
-        card=card,
-    )
-    return _push(store, name, draft, repair, progress)
+    layers, held = [], set[str]()
+    for layer in model.layers:
+        names = [tensor for tensor in dict.fromkeys(layer.tensors) if tensor not in held]
+        layers.append([own(tensor) for tensor in names])
+        held.update(names)
+    with running(store) as push:
+        content = _content(store, push, layers, model.default_freeze, repair, progress)
+        digests = content.digests
+        model.expected_digests = {**model.expected_digests, **digests}
+        for tensor, digest in digests.items():  # hashed once, here
+            if not model.tensors.get(tensor).is_meta:
+                model.remember_digest(tensor, digest)
+        identities = model.identities()
+        structure = ModelStructure(
+            layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
+            forms=content.forms,
+            identities=tuple(identity.structure for identity in identities),
+            graph=model.leaf_layers().graph,
+        )
+        output = model.output_shapes()[-1]
+        draft = _Draft(
+            structure,
+            content,
+            spec=_without_path(spec),
+            digests=tuple(model.prefix_digests()),
+            contents=tuple(identity.content for identity in identities),
+            classes=output[0] if len(output) == 1 else None,
+            default_freeze=model.default_freeze,
+            parent=parent,
+            card=card,
+        )
+        return _push(store, push, name, draft, repair)
 
 
 def push_tensors(
@@ -148,7 +141,7 @@ def push_tensors(
     *,
     parent: str | None = None,
     repair: bool = False,
-    progress: PushProgress = silent,
+    progress: HashProgress = silent,
 ) -> Pushed:
     """Write a model of tensors only, which nobody can build, as the next version of ``name``.
 
@@ -160,7 +153,7 @@ def push_tensors(
         layers: all its tensors, each once.
         parent: the pushed model that it was made from, as NAME@VERSION.
         repair: check what the store has of these tensors, and mend what is damaged there, for all models.
-        progress: told of it.
+        progress: told how much was hashed.
 
     Raises:
         ModelError: there are no tensors, or two have the same name.
@@ -170,18 +163,60 @@ def push_tensors(
     tensors = [tensor for layer in layers for tensor in layer.tensors]
     if len({tensor.name for tensor in tensors}) < len(tensors) or not tensors:
         raise ModelError(f"model {name!r} has no tensors, or two of one name, so it cannot be pushed")
-    hashed = _hashed(tensors, progress)
-    digests = {tensor.source.name: tensor.digest for tensor in hashed}
-    identities = list(_chain(layers, digests))
-    structure = ModelStructure(
-        layers=tuple(LayerEntry(la.name, (), tuple(t.name for t in la.tensors)) for la in layers),
-        forms=tuple(_form(tensor) for tensor in tensors),
-        identities=tuple(identity.structure for identity in identities),
-        graph=None,
-    )
-    contents = tuple(identity.content for identity in identities)
-    draft = _Draft(structure, hashed, digests=contents, contents=contents, parent=parent)
-    return _push(store, name, draft, repair, progress)
+    with running(store) as push:
+        content = _content(store, push, [layer.tensors for layer in layers], None, repair, progress)
+        identities = list(_chain(layers, content.digests))
+        structure = ModelStructure(
+            layers=tuple(LayerEntry(la.name, (), tuple(t.name for t in la.tensors)) for la in layers),
+            forms=content.forms,
+            identities=tuple(identity.structure for identity in identities),
+            graph=None,
+        )
+        contents = tuple(identity.content for identity in identities)
+        draft = _Draft(structure, content, digests=contents, contents=contents, parent=parent)
+        return _push(store, push, name, draft, repair)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A model's tensors by layer, hashed."""
+
+    layers: Sequence[HashedLayer]
+    written: int
+    """Bytes of those that were written meanwhile."""
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the tensors by name."""
+        return {tensor.source.name: tensor.digest for layer in self.layers for tensor in layer.tensors}
+
+    @property
+    def forms(self) -> tuple[TensorForm, ...]:
+        """Forms of the tensors."""
+        sources = (tensor.source for layer in self.layers for tensor in layer.tensors)
+        return tuple(TensorForm(source.name, source.dtype, source.shape) for source in sources)
+
+
+def _content(
+    store: ObjectStore,
+    push: RunningPush,
+    layers: Sequence[Sequence[SourceTensor]],
+    freeze: int | None,
+    repair: bool,
+    progress: HashProgress,
+) -> _Content:
+    """Hash all layers, and write each pack of a large model as soon as it is complete."""
+    nbytes = sum(tensor.nbytes for layer in layers for tensor in layer)
+    with closing(hashed_layers(layers, freeze, progress)) as hashing:
+        if repair or fits_pack(nbytes):
+            return _Content(list(hashing), 0)
+        planner, found = PackPlanner(PackIndex.read(store)), []
+        with EarlyPacks(store, push) as early:
+            for layer in hashing:
+                found.append(layer)
+                for pack in planner.add(layer):
+                    early.write(pack)
+    return _Content(found, early.written)
 
 
 @dataclass(frozen=True)
@@ -189,7 +224,7 @@ class _Draft:
     """A manifest without name, version and places."""
 
     structure: ModelStructure
-    hashed: Sequence[HashedTensor]
+    content: _Content
     digests: tuple[str, ...]
     contents: tuple[str, ...]
     spec: ModelSpec | None = None
@@ -197,15 +232,6 @@ class _Draft:
     default_freeze: int | None = None
     parent: str | None = None
     card: Mapping[str, Any] | None = None
-
-    def layers(self) -> list[HashedLayer]:
-        """The tensors layer by layer, each once."""
-        left = {tensor.source.name: tensor for tensor in self.hashed}
-        found = []
-        for number, layer in enumerate(self.structure.layers, start=1):
-            own = tuple(left.pop(name) for name in layer.tensors if name in left)
-            found.append(HashedLayer(own, ends_pack=number == self.default_freeze))
-        return found
 
     def manifest(self, name: str, plan: WritePlan) -> ModelManifest:
         """Return the manifest with the places of ``plan``."""
@@ -225,27 +251,28 @@ class _Draft:
         )
 
 
-def _push(store: ObjectStore, name: str, draft: _Draft, repair: bool, progress: PushProgress) -> Pushed:
-    with running(store) as push:
-        plan = _planned(store, draft, push, repair)
-        if repair and not mend(store, plan, push.lease):
-            plan = _planned(store, draft, push, repair=False)  # which leaves out packs that stay cut short
-        newest = _newest(store, name)
-        whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
-        if newest is not None and whole and not plan.packs and _same(newest, draft):
-            if repair:
-                store.put(newest.structure.key, newest.structure.to_bytes())
-            return Pushed(model=StoredModel(store, newest), written=0, new=False)
-        _write(store, plan, push, progress)
-        structure = draft.structure
-        if repair or not store.exists(structure.key):
-            store.put(structure.key, structure.to_bytes())
-        manifest = draft.manifest(name, plan)
-        _check_packs(store, plan)
-        push.lease.check()
-        written, new = _append(store, push, manifest, draft)
-        store.clean_temporary(f"models/{name}", alone=False)  # other pushes write there
-    return Pushed(model=StoredModel(store, written), written=plan.nbytes, new=new)
+def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repair: bool) -> Pushed:
+    plan = _planned(store, draft, push, repair)
+    if repair and not mend(store, plan, push.lease):
+        plan = _planned(store, draft, push, repair=False)  # which leaves out packs that stay cut short
+    newest = _newest(store, name)
+    whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
+    if newest is not None and whole and not plan.packs and _same(newest, draft):
+        if repair:
+            store.put(newest.structure.key, newest.structure.to_bytes())
+        return Pushed(model=StoredModel(store, newest), written=draft.content.written, new=False)
+    for pack in plan.packs:
+        write_pack(store, push, pack)
+    structure = draft.structure
+    if repair or not store.exists(structure.key):
+        store.put(structure.key, structure.to_bytes())
+    manifest = draft.manifest(name, plan)
+    _check_packs(store, plan)
+    push.lease.check()
+    written, new = _append(store, push, manifest, draft)
+    store.clean_temporary(f"models/{name}", alone=False)  # other pushes write there
+    nbytes = plan.nbytes + draft.content.written
+    return Pushed(model=StoredModel(store, written), written=nbytes, new=new)
 
 
 def _append(
@@ -278,23 +305,23 @@ def _same(newest: ModelManifest, draft: _Draft) -> bool:
         == (draft.structure.digest, draft.digests, draft.spec, draft.classes, draft.default_freeze)
         and draft.card in (None, newest.card)
         and (draft.parent is None or draft.parent == newest.parent)
-        and [e.digest for e in newest.tensors.values()] == [tensor.digest for tensor in draft.hashed]
+        and [e.digest for e in newest.tensors.values()] == list(draft.content.digests.values())
     )
 
 
 def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool) -> WritePlan:
     """The plan, none of whose packs is condemned; those that a repair looks at are needed too."""
-    layers, structure = draft.layers(), draft.structure.digest
+    layers, structure = draft.content.layers, draft.structure.digest
     avoid: frozenset[str] = frozenset()
     for _ in range(_PLANS):
         known = PackIndex.read(store, avoid, cut_short=repair)
         plan = plan_packs(layers, known, avoid)
         used = set(plan.found)
         if repair:
-            copies = (known.tensors.get(tensor.digest, ()) for tensor in draft.hashed)
+            copies = (known.tensors.get(digest, ()) for digest in draft.content.digests.values())
             used |= {place.pack for places in copies for place in places}
         needed = used | {pack.id for pack in plan.packs}
-        condemned = push.needs(needed, structure)
+        condemned = push.needs(needed, (structure,))
         avoid, waits = condemned.ids.packs, condemned.has_structure(structure)
         if not needed & avoid and not waits and all(store.exists(pack_key(pack)) for pack in used):
             return (
@@ -309,40 +336,6 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
         f"{store.url}: what this push needs is being removed by 'hapi gc'; push again when that is done, and if none "
         "runs, run it again"
     )
-
-
-def _write(store: ObjectStore, plan: WritePlan, push: RunningPush, progress: PushProgress) -> None:
-    done = 0
-    for pack in plan.packs:
-        push.lease.check()
-        if not _has(store, pack):  # else another push of the same content has just written it
-
-            def note(count: int) -> None:
-                nonlocal done
-                done += count
-                progress("write", done, plan.nbytes)
-
-            store.put_pieces(pack_key(pack.id), pack.size, _file(pack, note))
-
-
-def _has(store: ObjectStore, pack: PackPlan) -> bool:
-    try:
-        header = memoryview(bytearray(len(pack.header)))
-        if store.size(pack_key(pack.id)) != pack.size:
-            return False
-        store.read_into(pack_key(pack.id), 0, header)
-        return header == pack.header
-    except NotFoundError:
-        return False
-
-
-def _file(pack: PackPlan, note: Callable[[int], None]) -> Iterator[memoryview]:
-    """The pack's bytes; :class:`DataError` if a source has others than when it was hashed."""
-    yield memoryview(pack.header)
-    for name, tensor in zip(pack.names, pack.tensors, strict=True):
-        for piece in checked_pieces(tensor):
-            yield piece
-            note(0 if is_padding(name) else len(piece))
 
 
 def _check_packs(store: ObjectStore, plan: WritePlan) -> None:
@@ -360,27 +353,6 @@ def _check_packs(store: ObjectStore, plan: WritePlan) -> None:
                 f"{store.url}/{key} is gone or too short, although it was there: another process or person removed or "
                 "changed it; push the model again"
             )
-
-
-def _hashed(tensors: Sequence[SourceTensor], progress: PushProgress) -> list[HashedTensor]:
-    total, done = sum(tensor.nbytes for tensor in tensors), 0
-    found = []
-    for tensor in tensors:
-        digest, checksum, nbytes = ContentDigest(), TensorChecksum(), 0
-        for piece in tensor.pieces():
-            digest.update(piece)
-            checksum.update(piece)
-            nbytes += len(piece)
-            done += len(piece)
-            progress("hash", done, total)
-        if nbytes != tensor.nbytes:
-            raise DataError(f"tensor {tensor.name!r} has {nbytes} bytes, {tensor.nbytes} were expected")
-        found.append(HashedTensor(tensor, digest.hexdigest(), checksum.hexdigest()))
-    return found
-
-
-def _form(tensor: SourceTensor) -> TensorForm:
-    return TensorForm(tensor.name, tensor.dtype, tensor.shape)
 
 
 def _chain(layers: Sequence[SourceLayer], digests: dict[str, str]) -> Iterator[LayerIdentity]:

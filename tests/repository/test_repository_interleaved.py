@@ -178,6 +178,22 @@ def check_pushes(
 def test_a_collection_at_each_operation_of_a_push(
     garbage: Path, tmp_path: Path, numbers: tuple[int, ...], every: int, removes: bool
 ) -> None:
+    check_collections(garbage, tmp_path, numbers, every, removes)
+
+
+@pytest.mark.parametrize("removes", [False, True])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_collection_at_each_operation_of_a_push_that_writes_while_it_hashes(
+    garbage: Path, tmp_path: Path, every: int, removes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its packs are condemned, and some of what it has is packed anew."""
+    monkeypatch.setattr("hapi.repository.packs.layout.PACK_BYTES", LARGE)
+    check_collections(garbage, tmp_path, (1, 3, 4, 7, 10, 11), every, removes)
+
+
+def check_collections(
+    garbage: Path, tmp_path: Path, numbers: tuple[int, ...], every: int, removes: bool
+) -> None:
     for before in range(0, MOST, every):
         store = copied(garbage, tmp_path / str(before))
 

@@ -143,13 +143,12 @@ class Hashed:
         self._bar = bar
         self._done = 0
 
-    def __call__(self, step: str, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int) -> None:
         """Note progress of a push."""
-        if step == "hash":
-            if not self._done:
-                self._bar.start(total)
-            self._bar.advance(0, done - self._done)
-            self._done = done
+        if not self._done:
+            self._bar.start(total)
+        self._bar.advance(0, done - self._done)
+        self._done = done
 
 
 def check_tag_flag(tag: str) -> None:

@@ -84,6 +84,12 @@ class PackPlan:
         """Bytes of the file."""
         return len(self.header) + sum(t.source.nbytes for t in self.tensors)
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, without padding."""
+        named = zip(self.names, self.tensors, strict=True)
+        return sum(tensor.source.nbytes for name, tensor in named if not is_padding(name))
+
 
 @dataclass(frozen=True, kw_only=True)
 class WritePlan:
@@ -98,15 +104,15 @@ class WritePlan:
     known: PackIndex
     """Content that the store had."""
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of tensors that are written."""
-        return sum(
-            tensor.source.nbytes
-            for pack in self.packs
-            for name, tensor in zip(pack.names, pack.tensors, strict=True)
-            if not is_padding(name)
-        )
+        return sum(pack.nbytes for pack in self.packs)
+
+
+def fits_pack(nbytes: int) -> bool:
+    """Return whether tensors of so many bytes in all are no more than a pack holds."""
+    return nbytes <= PACK_BYTES
 
 
 def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collection[str] = ()) -> WritePlan:
@@ -117,56 +123,78 @@ def plan_packs(layers: Sequence[HashedLayer], known: PackIndex, avoid: Collectio
         known: content that the store has.
         avoid: ids that new packs must not have, as packs of these ids are about to be removed.
     """
-    new: list[tuple[str, HashedTensor]] = []
-    ends: set[int] = set()
-    places: dict[str, PackedAt | int] = {}  # a new tensor has its number among the new ones
-    written: dict[str, Mapping[int, PackedAt | int]] = {}
-    large: dict[str, PackedAt | int] = {digest: copies[0] for digest, copies in known.tensors.items()}
+    planner = PackPlanner(known, avoid)
     for layer in layers:
+        planner.add(layer)
+    return planner.finish()
+
+
+class PackPlanner:
+    """The plan of a model whose layers become known one after another."""
+
+    def __init__(self, known: PackIndex, avoid: Collection[str] = ()) -> None:
+        """Begin without any layer; see :func:`plan_packs`."""
+        self._known, self._avoid = known, avoid
+        self._tensors: dict[str, HashedTensor] = {}
+        self._places: dict[str, PackedAt | int] = {}
+        """A new tensor has its number among the new ones."""
+        self._written: dict[str, Mapping[int, PackedAt | int]] = {}
+        self._large: dict[str, PackedAt | int] = {d: copies[0] for d, copies in known.tensors.items()}
+        self._packs: list[PackPlan] = []
+        self._new = 0
+        self._group: list[tuple[str, HashedTensor]] = []
+        """New tensors that are in no pack yet."""
+        self._group_bytes = 0
+
+    def add(self, layer: HashedLayer) -> Sequence[PackPlan]:
+        """Add the next layer; return the packs that nothing is added to any more since."""
+        complete = len(self._packs)
         digest, count = layer.digest, len(layer.tensors)
-        own = dict(written.get(digest) or known.layers.get(digest, {}))
+        own = dict(self._written.get(digest) or self._known.layers.get(digest, {}))
         for number, tensor in enumerate(layer.tensors):
             if number not in own:
-                is_large = tensor.source.nbytes >= LARGE_BYTES
-                place = large.get(tensor.digest) if is_large else None
-                if place is None:
-                    place = len(new)
-                    new.append((tensor_name(digest, number, count, tensor.digest), tensor))
-                    if is_large:
-                        large[tensor.digest] = place
-                own[number] = place
-        written[digest] = own
-        places |= {tensor.source.name: own[number] for number, tensor in enumerate(layer.tensors)}
+                own[number] = self._place(tensor_name(digest, number, count, tensor.digest), tensor)
+        self._written[digest] = own
+        for number, tensor in enumerate(layer.tensors):
+            self._places[tensor.source.name] = own[number]
+            self._tensors[tensor.source.name] = tensor
         if layer.ends_pack:
-            ends.add(len(new))
-    packs = tuple(_salted(_pack(group), avoid) for group in _groups(new, ends))
-    starts = [PackedAt(pack.id, start) for pack in packs for start in _starts(pack)]
-    final = {name: starts[place] if isinstance(place, int) else place for name, place in places.items()}
-    tensors = {tensor.source.name: tensor for layer in layers for tensor in layer.tensors}
-    found = {place.pack for place in final.values()} - {pack.id for pack in packs}
-    return WritePlan(
-        packs=packs,
-        entries={name: _entry(tensor, final[name]) for name, tensor in tensors.items()},
-        tensors=tensors,
-        found={pack: known.sizes[pack] for pack in found},
-        known=known,
-    )
+            self._end_pack()
+        return self._packs[complete:]
 
+    def _place(self, name: str, tensor: HashedTensor) -> PackedAt | int:
+        """Location of a tensor that the store does not have as a part of this layer."""
+        is_large = tensor.source.nbytes >= LARGE_BYTES
+        known = self._large.get(tensor.digest) if is_large else None
+        if known is not None:
+            return known
+        if self._group and self._group_bytes + tensor.source.nbytes > PACK_BYTES:
+            self._end_pack()
+        self._group.append((name, tensor))
+        self._group_bytes += tensor.source.nbytes
+        place, self._new = self._new, self._new + 1
+        if is_large:
+            self._large[tensor.digest] = place
+        return place
 
-def _groups(
-    new: Sequence[tuple[str, HashedTensor]], ends: Collection[int]
-) -> Iterator[list[tuple[str, HashedTensor]]]:
-    group: list[tuple[str, HashedTensor]] = []
-    size = 0
-    for number, named in enumerate(new):
-        nbytes = named[1].source.nbytes
-        if group and (number in ends or size + nbytes > PACK_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(named)
-        size += nbytes
-    if group:
-        yield group
+    def _end_pack(self) -> None:
+        if self._group:
+            self._packs.append(_salted(_pack(self._group), self._avoid))
+        self._group, self._group_bytes = [], 0
+
+    def finish(self) -> WritePlan:
+        """Return the plan of all layers."""
+        self._end_pack()
+        starts = [PackedAt(pack.id, start) for pack in self._packs for start in _starts(pack)]
+        final = {n: starts[place] if isinstance(place, int) else place for n, place in self._places.items()}
+        found = {place.pack for place in final.values()} - {pack.id for pack in self._packs}
+        return WritePlan(
+            packs=tuple(self._packs),
+            entries={name: _entry(tensor, final[name]) for name, tensor in self._tensors.items()},
+            tensors=self._tensors,
+            found={pack: self._known.sizes[pack] for pack in found},
+            known=self._known,
+        )
 
 
 def _pack(group: Sequence[tuple[str, HashedTensor]]) -> PackPlan:

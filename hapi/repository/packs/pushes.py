@@ -50,9 +50,9 @@ class RunningPush:
         self._id = push
         self.lease = lease
 
-    def needs(self, packs: Collection[str], structure: str) -> Condemned:
-        """Say that the push needs packs of these ids, and a structure by its digest; return what is condemned."""
-        append(self._store, {"push": self._id, "packs": sorted(packs), "structures": [structure]})
+    def needs(self, packs: Collection[str], structures: Collection[str]) -> Condemned:
+        """Say that the push also needs packs of these ids, and structures by digest; return what is condemned."""
+        append(self._store, {"push": self._id, "packs": sorted(packs), "structures": sorted(structures)})
         return condemned(self._store)
 
     def writes(self, name: str, version: int) -> None:
