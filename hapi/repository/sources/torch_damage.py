@@ -21,8 +21,19 @@ _FOREIGN = (
     (b"\x89HDF", "is an HDF5 file, as Keras writes: convert it to .safetensors"),
     (b"PK\x03\x04", f"is damaged: its archive cannot be read; {_COPY}"),
 )
+_NESTED, _NESTED_BYTES = (b"_rebuild_nested_tensor", b"torch.nested"), 4 << 20
+"""Names in the pickle of a file with nested tensors, and bytes in which they are looked for: it stands first. torch
+fails in many ways at them, where it does not read memory that is not theirs."""
 _UNKNOWN = ("not allocated", "not implemented", "not supported", "sparse", "quantized")
 """Words of errors about tensors that are whole, but of kinds that cannot be described."""
+
+
+def nested_error(file: SourceFile) -> ModelError:
+    """Return the error for a file with a nested tensor: several tensors of different shapes in one."""
+    return ModelError(
+        f"weights file {file.path} has a nested tensor, which no store holds: save its tensors (unbind()) under names "
+        "of their own"
+    )
 
 
 def load_error(file: SourceFile, error: Exception) -> ModelError:
@@ -36,6 +47,9 @@ def load_error(file: SourceFile, error: Exception) -> ModelError:
         return ModelError(f"{what} cannot be read: {error.strerror or error}")
     if not file.size:
         return ModelError(f"{what} is empty: {_COPY}")
+    first = file.read(0, min(file.size, _NESTED_BYTES))
+    if any(name in first for name in _NESTED):
+        return nested_error(file)
     code = _CODE.search(text) if "weights_only" in text else None
     if code is not None:
         return ModelError(
@@ -44,10 +58,10 @@ def load_error(file: SourceFile, error: Exception) -> ModelError:
         )
     if isinstance(error, RuntimeError) and any(word in text for word in _UNKNOWN):
         return ModelError(f"{what} cannot be read as tensors: {text.splitlines()[0][:200]}")
-    start = file.read(0, min(file.size, 32))
+    start = first[:32]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < file.size:
         return ModelError(f"{what} is a safetensors file: give it a name that ends with .safetensors")
-    for first, kind in _FOREIGN:
-        if start.startswith(first):
+    for beginning, kind in _FOREIGN:
+        if start.startswith(beginning):
             return ModelError(f"{what} {kind}")
     return ModelError(f"{what} is damaged, or no checkpoint of torch.save: {_COPY}, or {_ADVICE}")

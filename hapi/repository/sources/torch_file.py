@@ -19,7 +19,7 @@ from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.nested_states import state_in
 from hapi.repository.sources.strided import StridedView
-from hapi.repository.sources.torch_damage import load_error
+from hapi.repository.sources.torch_damage import load_error, nested_error
 from hapi.units import format_bytes
 
 _MAX_PICKLE_BYTES = 256 << 20
@@ -81,6 +81,8 @@ def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
     state = state_in(loaded)
     if isinstance(state, str):
         raise ModelError(f"weights file {file.path} holds no state dict (names to tensors): {state}")
+    if any(tensor.is_nested for tensor in state.values()):
+        raise nested_error(file)
     return state
 
 

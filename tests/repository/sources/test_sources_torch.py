@@ -198,3 +198,15 @@ def test_any_byte_may_be_another_and_any_end_missing(tmp_path: Path) -> None:
                 assert "index out of range" not in str(error) and "EOFError" not in str(error)
             else:
                 assert source.nbytes < 1000
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("new_format", [True, False])
+def test_a_nested_tensor_is_not_called_damage(tmp_path: Path, layout: torch.layout, new_format: bool) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    path = tmp_path / "nested.pth"
+    torch.save({"a": torch.ones(3), "b": nested}, path, _use_new_zipfile_serialization=new_format)
+    with pytest.raises(ModelError, match="has a nested tensor, which no store holds") as caught:
+        open_source(path)
+    assert "damaged" not in str(caught.value)
