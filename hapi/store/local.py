@@ -13,7 +13,7 @@ from pathlib import Path
 from hapi.atomic import clean_partials, mark_in_use, move_to_free, partial_name, sync_folder
 from hapi.errors import FULL, ConflictError, HapiError, NoRoomError, NotFoundError, StoreError, shortage
 from hapi.paths import user_path
-from hapi.process.read_ahead import announce, announced
+from hapi.process.read_ahead import announce, announced, read_exactly
 from hapi.store.base import (
     DOCUMENT_BYTES,
     Names,
@@ -97,6 +97,7 @@ class LocalStore(ObjectStore):
             try:
                 descriptor = self._open(key)
                 try:
+                    read_exactly(descriptor)
                     self._read_group(descriptor, parts, group, then)
                 finally:
                     os.close(descriptor)
