@@ -20,6 +20,8 @@ from hapi.units import environment_number
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
+_NEWEST = {"X-Newest": "true"}
+"""OpenStack Swift compares all copies of an object then, and answers with the newest. Other stores take no notice."""
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_guard = threading.Lock()
 
@@ -94,6 +96,9 @@ class Connection:
     region: str = ""
     renews: bool = False
     """Its credentials may be renewed while it is open, so that a refusal of them is not final."""
+    newest: Any = None
+    """The same store, which compares all copies of what it gives, and tries each request once; None where a store has
+    no older copies, or does not say which one it gives."""
 
 
 def connect(url: str) -> Connection:
@@ -120,7 +125,15 @@ def connect(url: str) -> Connection:
             url, config=config, client_options=client, retry_config=retry, credential_provider=provider
         )
         address = settings.endpoint or f"Amazon's S3 in {settings.region}"
-        return Connection(store, address, settings.origin, settings.region, renews=provider is not None)
+        newest = None
+        if settings.endpoint is not None:
+            client["default_headers"], retry["max_retries"] = _NEWEST, 0
+            newest = from_url(
+                url, config=config, client_options=client, retry_config=retry, credential_provider=provider
+            )
+        return Connection(
+            store, address, settings.origin, settings.region, renews=provider is not None, newest=newest
+        )
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())[:300]
         raise UsageError(f"store {url[:200]!r} cannot be opened: {text}") from error

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from queue import Full, Queue
+from typing import Any, TypeVar
 
 import obstore
 from obstore import exceptions
@@ -53,6 +55,9 @@ RANGE_TRIES = 3
 """Tries of a range when fewer bytes come than it has."""
 _LOOK_SECONDS = 0.1
 """Time between two looks whether an upload has failed, while it takes no more pieces."""
+_ANY_COPY_SECONDS = 60.0
+"""Time for which any copy of a document will do, once the comparison of all copies has failed."""
+T = TypeVar("T")
 _MARKS = ("e_tag", "version")
 """Fields that identify one state of an object; each store compares those that it has."""
 
@@ -65,6 +70,7 @@ class RemoteStore(ObjectStore):
         self._connection = connect(self.url)
         self._store = self._connection.store
         self._process = os.getpid()
+        self._any_copy_until = 0.0
         self._workers = Threads(PARALLEL_REQUESTS, "hapi-store", Lost(MOST_LOST))
         weakref.finalize(self, self._workers.close)
 
@@ -79,14 +85,35 @@ class RemoteStore(ObjectStore):
 
     def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
         """Return the whole object, read in bounded pieces."""
-        whole = bytearray()
-        with self._mapped(key):
-            answer = obstore.get(self._store, check_key(key))
+
+        def whole(store: Any) -> bytes:
+            found = bytearray()
+            answer = obstore.get(store, check_key(key))
             check_document(f"{self.url}/{key}", int(answer.meta["size"]), max_bytes)
             for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
-                whole += memoryview(data)
-                check_document(f"{self.url}/{key}", len(whole), max_bytes)
-        return bytes(whole)
+                found += memoryview(data)
+                check_document(f"{self.url}/{key}", len(found), max_bytes)
+            return bytes(found)
+
+        with self._mapped(key):
+            return self._newest(whole)
+
+    def _newest(self, call: Callable[[Any], T]) -> T:
+        """Make a call about the newest copy of an object: a node of the store that was away has older ones.
+
+        A node that hangs holds up the comparison of all copies, but not a call about any of them.
+        """
+        newest = self._connection.newest
+        if newest is not None and time.monotonic() >= self._any_copy_until:
+            try:
+                return call(newest)
+            except exceptions.GenericError:
+                self._any_copy_until = time.monotonic() + _ANY_COPY_SECONDS
+        return call(self._store)
+
+    def _head(self, key: str) -> Any:
+        """Size and marks of the newest copy of an object."""
+        return self._newest(lambda store: obstore.head(store, check_key(key)))
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         """Fill every part; nearby ranges are fetched as one, large ones in pieces side by side."""
@@ -189,7 +216,7 @@ class RemoteStore(ObjectStore):
         """Return the object's ETag or version; None without an object."""
         try:
             with self._mapped(key):
-                meta = obstore.head(self._store, check_key(key))
+                meta = self._head(key)
         except NotFoundError:
             return None
         return json.dumps({name: meta.get(name) for name in _MARKS if meta.get(name)})
@@ -225,7 +252,7 @@ class RemoteStore(ObjectStore):
     def size(self, key: str) -> int:
         """Return the object's size in bytes."""
         with self._mapped(key):
-            return int(obstore.head(self._store, check_key(key))["size"])
+            return int(self._head(key)["size"])
 
     def exists(self, key: str) -> bool:
         """Return whether there is an object of this key."""
