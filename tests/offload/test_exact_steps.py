@@ -36,11 +36,12 @@ from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
-from hapi.offload.updates import CACHED_ELEMENTS
+from hapi.offload.updates import ADAM_ELEMENTS, CACHED_ELEMENTS, PlainAdam
 
 ADAMW: dict[str, Any] = {"lr": 1e-2}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2),
     "adam-amsgrad": lambda groups: torch.optim.Adam(groups, lr=1e-2, amsgrad=True),
     "adamw-fused": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
     "adamw-foreach": lambda groups: torch.optim.AdamW(groups, lr=1e-2, foreach=True, maximize=True),
@@ -158,6 +159,8 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators = self.copied = self.largest = 0
+        self.roots: list[int] = []
+        """Places of the roots that an update takes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -166,6 +169,8 @@ class Operators(TorchDispatchMode):
             self.copied += result.numel()
         elif func in (torch.ops.aten.sqrt.default, torch.ops.aten.div.Scalar, torch.ops.aten.div.Tensor):
             self.largest = max(self.largest, result.nbytes)
+        elif func is torch.ops.aten.sqrt.out:
+            self.roots.append(result.data_ptr())
         return result
 
 
@@ -177,11 +182,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_an_update_copies_each_value_once_and_threads_share_few_operators(threads: int) -> None:
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_an_update_copies_each_value_once_and_threads_share_few_operators(
+    threads: int, is_plain: bool
+) -> None:
     model = nn.Linear(500, 400)
-    _, moved = offload_training(
-        model, torch.optim.AdamW(model.parameters()), "1KB", mode="serial", activations="keep"
-    )
+    adamw = torch.optim.AdamW(model.parameters(), amsgrad=not is_plain)
+    _, moved = offload_training(model, adamw, "1KB", mode="serial", activations="keep")
     for _ in range(3):
         model(torch.ones(2, 500)).sum().backward()
         with Operators() as counted:
@@ -190,10 +197,55 @@ def test_an_update_copies_each_value_once_and_threads_share_few_operators(thread
     assert isinstance(moved, OffloadedOptimizer)
     moved.close()
     assert counted.copied == sum(parameter.numel() for parameter in model.parameters())
-    if threads == 1:
+    if is_plain:
+        assert counted.largest == 0, "nothing of a parameter's size is made"
+        assert len(counted.roots) == 2 and len(set(counted.roots)) == 1
+    elif threads == 1:
         assert 0 < counted.largest <= 4 * CACHED_ELEMENTS < 256 << 10
-    else:
-        assert counted.operators < 100, "131 where parts are small"
+    assert threads == 1 or counted.operators < 100, "131 where parts are small"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("elements", [1, 63, 2 * ADAM_ELEMENTS + 2500])
+def test_plain_steps_in_parts_are_torchs(kind: type[torch.optim.Adam], elements: int, threads: int) -> None:
+    parameter = nn.Parameter(torch.randn(elements))
+    decay = {"weight_decay": 0.3} if kind is torch.optim.AdamW else {}
+    optimizer = kind([parameter], lr=3e-3, betas=(0.8, 0.97), eps=1e-7, **decay)
+    ours, values = PlainAdam(kind), parameter.detach().clone()
+    assert ours.takes(optimizer.param_groups[0])
+    record = torch.empty(2 * elements).fill_(torch.nan)  # what lay there does not count
+    states, copies = record.split(elements), (torch.empty(elements), torch.empty(elements).bfloat16())
+    for steps in range(4):
+        parameter.grad = torch.randn(elements) * 10.0 ** (3 - 4 * steps)
+        optimizer.step()
+        with torch.no_grad():
+            left = ours.step(values, parameter.grad, states, optimizer.param_groups[0], steps, copies)
+        assert not left
+        kept = optimizer.state[parameter]
+        for one, other in zip(
+            (parameter, kept["exp_avg"], kept["exp_avg_sq"]), (values, *states), strict=True
+        ):
+            assert torch.equal(one, other)
+        assert torch.equal(copies[0], values) and torch.equal(copies[1], values.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"amsgrad": True},
+        {"maximize": True},
+        {"foreach": True},
+        {"fused": True},
+        {"lr": torch.tensor(1e-2)},
+        {"betas": (torch.tensor(0.9), torch.tensor(0.999))},
+        {"weight_decay": 0.1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_torch_computes_otherwise_is_left_to_it(options: dict[str, Any]) -> None:
+    adam = torch.optim.Adam([nn.Parameter(torch.zeros(1))], **options)
+    assert not PlainAdam(torch.optim.Adam).takes(adam.param_groups[0])
+    assert not PlainAdam(torch.optim.SGD).takes({})
 
 
 @pytest.mark.parametrize("loop", [plain, clipped, accumulated])
