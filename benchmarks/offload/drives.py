@@ -28,14 +28,19 @@ def slow_drive(rate: float) -> type[Drive]:
     class SlowDrive(Drive):
         """A drive with a rate."""
 
+        def __init__(self, path: Path, nbytes: int) -> None:
+            """Open it; transfers of all threads have one rate together."""
+            super().__init__(path, nbytes)
+            self._one = threading.Lock()
+
         def read(self, at: int, values: Bytes) -> None:
             """Read, and wait for what the rate leaves."""
-            with _at_rate(rate, len(values)):
+            with self._one, _at_rate(rate, len(values)):
                 super().read(at, values)
 
         def write(self, at: int, values: Bytes) -> None:
             """Write, and wait for what the rate leaves."""
-            with _at_rate(rate, len(values)):
+            with self._one, _at_rate(rate, len(values)):
                 super().write(at, values)
 
     return SlowDrive

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hapi.arrays import Bytes
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit, StateStore, buffer_of
-from hapi.profiler.offload_costs import BUFFERS
+from hapi.offload.states.queues import DriveQueue, Loaded, Write
+from hapi.profiler.offload_costs import BUFFERS, MOST_BUFFERS
 
 
 @dataclass
@@ -33,46 +34,13 @@ class Traffic:
     pieces: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A piece's record in memory."""
-
-    record: Bytes
-    buffer: Bytes
-    """The drive's buffer that it takes: that of the record, unless it is computed in its place."""
-    has_states: bool
-    """False while the store holds nothing of the piece."""
-    has_master: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A new record on its way to the shadow slot."""
-
-    step: int
-    piece: int
-    slot: int
-    loaded: Loaded
-
-
-@dataclass
-class _Drive:
-    """One drive's work."""
-
-    free: list[Bytes]
-    expected: deque[int] = field(default_factory=deque)
-    """Pieces to be read ahead, in the order in which their gradients are expected."""
-    asked: deque[int] = field(default_factory=deque)
-    """Pieces whose gradients are there."""
-    writes: deque[_Write] = field(default_factory=deque)
-
-
 class Engine:
     """Updates pieces as they are submitted, and commits what was written.
 
-    A thread for each drive, one that commits, and one that computes beside a device. On a CPU the training's own thread
-    computes, between two layers and where it waits: a further one would take the cores from backward. New records go to
-    the slot that is not valid; they are written only after the step before is durable, whose other slot that is.
+    Two threads for each drive, one that commits, and one that computes beside a device. On a CPU the training's own
+    thread computes, between two layers and where it waits: a further one would take the cores from backward. New
+    records go to the slot that is not valid; they are written only after the step before is durable, whose other slot
+    that is.
     """
 
     def __init__(
@@ -107,9 +75,9 @@ class Engine:
         self._step = 1 if committed is None else committed.number + 1
         """Number of the commit that is being computed."""
         self._durable = self._step - 1
-        self._ahead = buffers > 1
+        self._buffers, self._ahead = buffers, buffers > 1
         size = max((piece.nbytes for piece in layout.pieces), default=0)
-        self._drives = [_Drive([buffer_of(size) for _ in range(buffers)]) for _ in layout.slot_bytes]
+        self._drives = [DriveQueue(size, buffers) for _ in layout.slot_bytes]
         self._condition = threading.Condition()
         self._loading: set[int] = set()
         self._loaded: dict[int, Loaded] = {}
@@ -127,7 +95,8 @@ class Engine:
         self._error: BaseException | None = None
         self._closing = False
         jobs: list[Callable[[], None]] = [self._run_commits, *([self._run_updates] if has_thread else [])]
-        jobs += [lambda drive=drive: self._run_drive(drive) for drive in self._drives]  # type: ignore[misc]
+        for drive in self._drives:  # a second transfer goes on while the first one's thread waits for a core
+            jobs += [lambda drive=drive: self._run_drive(drive)] * min(2, buffers)  # type: ignore[misc]
         self._threads = [
             threading.Thread(target=self._guarded, args=(job,), daemon=True, name="hapi-offload")
             for job in jobs
@@ -186,8 +155,19 @@ class Engine:
         self._wait(lambda: not self._loading)
         with self._condition:
             for number, loaded in self._loaded.items():
-                self._drive_of(number).free.append(loaded.buffer)
+                self._drive_of(number).give(loaded.buffer)
             self._loaded.clear()
+
+    def take_room(self, nbytes: int) -> None:
+        """Have buffers in so many bytes beside the first ones; those above are given back when they are written."""
+        each = sum(drive.size for drive in self._drives)
+        most = min(MOST_BUFFERS, self._buffers + nbytes // max(each, 1))
+        with self._condition:
+            for drive in self._drives:
+                drive.resize(max(most, self._buffers))
+                while drive.made > drive.most and self._drop_one(drive):
+                    pass
+            self._condition.notify_all()
 
     def read_record(self, number: int) -> Bytes:
         """Read a piece's valid record into memory of its own."""
@@ -240,7 +220,7 @@ class Engine:
         if self._error is not None:
             raise self._error
 
-    def _drive_of(self, number: int) -> _Drive:
+    def _drive_of(self, number: int) -> DriveQueue:
         return self._drives[self._pieces[number].drive]
 
     # -- threads ---------------------------------------------------------------------------------------------
@@ -257,7 +237,7 @@ class Engine:
     def _stops(self) -> bool:
         return self._closing or self._error is not None
 
-    def _run_drive(self, drive: _Drive) -> None:
+    def _run_drive(self, drive: DriveQueue) -> None:
         while True:
             with self._condition:
                 self._condition.wait_for(
@@ -271,12 +251,13 @@ class Engine:
                     buffer = drive.free.pop()
                 else:
                     write = drive.writes.popleft()
+                    drive.writing += 1
             if number is not None:
                 self._read(number, buffer)
             else:
                 self._write(drive, write)
 
-    def _next_read(self, drive: _Drive) -> int | None:
+    def _next_read(self, drive: DriveQueue) -> int | None:
         """Number to read now: first one whose gradient is there, then one that is expected; None without a buffer."""
         while drive.asked and drive.asked[0] not in self._submitted:
             drive.asked.popleft()
@@ -286,19 +267,20 @@ class Engine:
             wanted = _first(drive.expected, self._loaded, self._loading, self._taken)
         if wanted is None or self._writing[wanted]:
             return None
-        if is_asked and not drive.free and not drive.writes:
+        if is_asked and not drive.free and not drive.writes and not drive.writing:
             self._drop_one(drive)
         return wanted if drive.free else None
 
-    def _drop_one(self, drive: _Drive) -> None:
-        """Give up a piece that was read ahead and waits for its gradient, for one whose gradient is there."""
+    def _drop_one(self, drive: DriveQueue) -> bool:
+        """Give up a piece that was read ahead and waits for its gradient; return whether there was one."""
         for number in reversed(self._loaded):
             if number not in self._submitted and self._drive_of(number) is drive:
-                drive.free.append(self._loaded.pop(number).buffer)
-                drive.expected.append(number)
-                return
+                drive.give(self._loaded.pop(number).buffer)
+                drive.expected.appendleft(number)  # it is needed before those that were not read yet
+                return True
+        return False
 
-    def _may_write(self, drive: _Drive) -> bool:
+    def _may_write(self, drive: DriveQueue) -> bool:
         return bool(drive.writes) and drive.writes[0].step <= self._durable + 1
 
     def _read(self, number: int, buffer: Bytes) -> None:
@@ -318,14 +300,15 @@ class Engine:
             self.traffic.read_seconds += time.perf_counter() - began
             self._condition.notify_all()
 
-    def _write(self, drive: _Drive, write: _Write) -> None:
+    def _write(self, drive: DriveQueue, write: Write) -> None:
         piece = self._pieces[write.piece]
         began = time.perf_counter()
         self._store.write(piece, write.slot, write.loaded.record)
         with self._condition:
             self._writing[write.piece] -= 1
             self._pending[write.step] -= 1
-            drive.free.append(write.loaded.buffer)
+            drive.writing -= 1
+            drive.give(write.loaded.buffer)
             self.traffic.bytes_written += piece.nbytes
             self.traffic.write_seconds += time.perf_counter() - began
             self._condition.notify_all()
@@ -353,7 +336,7 @@ class Engine:
         began = time.perf_counter()
         self._update(self._pieces[number], loaded)
         with self._condition:
-            write = _Write(self._step, number, 1 - self.slots[number], loaded)
+            write = Write(self._step, number, 1 - self.slots[number], loaded)
             self._drive_of(number).writes.append(write)
             self._writing[number] += 1
             self._pending[write.step] += 1

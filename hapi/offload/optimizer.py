@@ -14,7 +14,7 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.device_staging import staging_for
-from hapi.offload.engine import Engine, Loaded
+from hapi.offload.engine import Engine
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.fixed import FixedOptimizer
@@ -28,6 +28,7 @@ from hapi.offload.records import Records
 from hapi.offload.shards import Shards
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
+from hapi.offload.states.queues import Loaded
 from hapi.offload.updates import PieceUpdate, options_of, same_options
 from hapi.profiler.offload_costs import BUFFERS, PENDING_BYTES
 
@@ -92,6 +93,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._kept = KeptGradients(store, PENDING_BYTES // 2)
         self._lifetime = Lifetime(self._engine, self._kept, store, where, resumes=resumes)
         self._activations = activations
+        activations.on_measure = lambda: self._engine.take_room(0)
         self._watch = StepWatch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
         """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
@@ -144,7 +146,8 @@ class OffloadedOptimizer(FixedOptimizer):
         self._lifetime.has_recovered()
         self._expected.learn(active, self._is_taken_back)
         self._activations.step_done()
-        self._watch.step_done()
+        if self._watch.step_done() and self._mode == "active":
+            self._engine.take_room(self._activations.spare_bytes)
         self._begin()
         return loss
 

@@ -12,10 +12,10 @@ from torch import nn
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.device_staging import PieceStaging
-from hapi.offload.engine import Loaded
 from hapi.offload.loop.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Segment, StatePiece
+from hapi.offload.states.queues import Loaded
 
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimisers whose step on a part of a tensor is that part of the step on the whole."""

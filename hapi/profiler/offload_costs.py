@@ -22,6 +22,9 @@ PIECE_ELEMENTS = 1 << 20
 """Most elements of a piece, which is read, computed and written at once: with AdamW in fp32 its record has 12 MiB."""
 BUFFERS = 6
 """Records of a drive in memory: those of a layer wait for its gradients while those of the layer before are written."""
+MOST_BUFFERS = 24
+"""Records of a drive in memory where steps wait for it and there is room: it goes on during the forward pass, writes
+what backward left and reads ahead."""
 PENDING_BYTES = 64 << 20
 """Backward waits while gradients that wait for their update have more bytes than this."""
 GRADIENT_SHARE = 0.75

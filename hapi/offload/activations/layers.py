@@ -21,6 +21,14 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(found.values()) or [("model", model)]
 
 
+def why_not_recomputed(layer: nn.Module) -> str | None:
+    """Say why a layer cannot be recomputed in the mode that it is in; None where it can."""
+    for inner in layer.modules():
+        if inner.training and getattr(inner, "track_running_stats", False):
+            return f"{type(inner).__name__} in training: its statistics would move twice"
+    return None
+
+
 def _collect(module: nn.Module, prefix: str, found: dict[int, tuple[str, nn.Module]]) -> None:
     for name, child in module.named_children():
         path = f"{prefix}{name}"

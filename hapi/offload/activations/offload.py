@@ -6,7 +6,7 @@ import logging
 import math
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hapi.errors import UsageError
 from hapi.offload.activations.calls import recomputed, tensors_in
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
-from hapi.offload.activations.layers import layers_of
+from hapi.offload.activations.layers import layers_of, why_not_recomputed
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
 from hapi.offload.activations.reporting import planned
 from hapi.offload.activations.saved import SavedTensor
@@ -117,6 +117,9 @@ class ActivationOffload(BoundToModel):
         self._largest_input = self._asked_before = 0
         self._freed = FreedMemory()
         weakref.finalize(self, self._freed.close)
+        self.on_measure: Callable[[], None] = lambda: None  # then spare bytes are needed
+        self.spare_bytes = 0
+        """Bytes of a CPU's memory that the planned passes never take, with what is freed in pieces."""
         self._handles: list[Any] = []
         self._replaced: list[tuple[nn.Module, Any]] = []
 
@@ -233,6 +236,8 @@ class ActivationOffload(BoundToModel):
 
     def _start_measuring(self) -> None:
         """Treat the next iteration as the first: what it saves beyond a part of the memory is swapped."""
+        self.spare_bytes = 0
+        self.on_measure()
         self._freed.give_back()
         self._measure = IterationMeasure(self._model, self._layers)
         self._measure.watch.with_bytes = self._swapper.with_bytes
@@ -254,7 +259,7 @@ class ActivationOffload(BoundToModel):
         if self._steps_aside:
             return original(*args, **kwargs)
         with self._hooks(number):
-            if self._actions[number] is Action.RECOMPUTE and self._why_not(module) is None:
+            if self._actions[number] is Action.RECOMPUTE and why_not_recomputed(module) is None:
                 return recomputed(original, args, kwargs)
             return original(*args, **kwargs)
 
@@ -314,13 +319,6 @@ class ActivationOffload(BoundToModel):
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _why_not(self, module: nn.Module) -> str | None:
-        """Say why a layer cannot be recomputed now; None where it can."""
-        for inner in module.modules():
-            if inner.training and getattr(inner, "track_running_stats", False):
-                return f"{type(inner).__name__} in training: its statistics would move twice"
-        return None
-
     def _host_bytes(self) -> int:
         free = host_free_bytes() if self._device.type == "cuda" else None
         return int(_HOST_SHARE * free) if free else 0
@@ -328,7 +326,7 @@ class ActivationOffload(BoundToModel):
     def _make_plan(self, measure: IterationMeasure) -> None:
         measure.end()
         for number, (_, module) in enumerate(self._layers):
-            why = self._why_not(module)
+            why = why_not_recomputed(module)
             if why is None and measure.highest[number].changed_buffers:
                 why = "its forward pass changes buffers, which would change twice"
             if why is None and measure.highest[number].saved_bytes <= 0:
@@ -370,6 +368,8 @@ class ActivationOffload(BoundToModel):
         self._problem, self._plan, self._measure = problem, plan, None
         self._swapper.on_death = lambda number: None
         self._steps_aside = plan.case is Case.FITS
+        if self._device.type == "cpu":
+            self.spare_bytes = max(0, self._memory - int(plan.peak_bytes * _ALLOCATOR_FACTOR))
         if self._gradients.total and self._device.type == "cpu" and not plan.swapped_bytes:
             self._freed.keep(min(int(plan.peak_bytes * _ALLOCATOR_FACTOR), self._memory) - plan.kept_bytes)
         elif self._steps_aside and plan.peak_bytes * _ALLOCATOR_FACTOR <= self._memory:

@@ -46,14 +46,21 @@ class StepWatch:
         """``traffic`` is counted on by the engine."""
         self._traffic, self._steps = traffic, 0
         self._began, self._before = 0.0, replace(traffic)
+        self._last, self._waited = time.perf_counter(), 0.0
 
-    def step_done(self) -> None:
-        """Count a step."""
+    def step_done(self) -> bool:
+        """Count a step; return whether it waited notably for updates. The first ones teach what a loop does."""
         self._steps += 1
         if self._steps == FIRST_STEP:
             self._began, self._before = time.perf_counter(), replace(self._traffic)
-        if self._steps != LAST_STEP:
-            return
+        if self._steps == LAST_STEP:
+            self._tell()
+        last, waited = self._last, self._waited
+        self._last, self._waited = time.perf_counter(), self._traffic.waited_seconds
+        computing = self._last - last - (self._waited - waited)
+        return self._steps >= FIRST_STEP and self._last - last > _NOTABLE * computing
+
+    def _tell(self) -> None:
         steps, now, before = LAST_STEP - FIRST_STEP, self._traffic, self._before
         drive = now.read_seconds + now.write_seconds - before.read_seconds - before.write_seconds
         waited = now.waited_seconds - before.waited_seconds

@@ -29,8 +29,8 @@ class Commit:
 
 
 class StateStore(Protocol):
-    """Two slots for the record of each piece, and the commit that says which are valid. Reads and writes of one drive
-    come from one thread at a time."""
+    """Two slots for the record of each piece, and the commit that says which are valid. Several threads read and write,
+    each another record."""
 
     @property
     def committed(self) -> Commit | None:

@@ -1,0 +1,72 @@
+"""Records in memory on their way from a drive and to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hapi.arrays import Bytes
+from hapi.offload.states.base import buffer_of
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A piece's record in memory."""
+
+    record: Bytes
+    buffer: Bytes
+    """The drive's buffer that it takes: that of the record, unless it is computed in its place."""
+    has_states: bool
+    """False while the store holds nothing of the piece."""
+    has_master: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A new record on its way to the shadow slot."""
+
+    step: int
+    piece: int
+    slot: int
+    loaded: Loaded
+
+
+@dataclass
+class DriveQueue:
+    """One drive's work, and its buffers; used under the engine's lock."""
+
+    size: int
+    """Bytes of a buffer."""
+    most: int
+    """Number of buffers that there are to be."""
+    free: list[Bytes] = field(default_factory=list)
+    made: int = 0
+    """Number of buffers that there are; more than :attr:`most` until those above are free."""
+    expected: deque[int] = field(default_factory=deque)
+    """Pieces to be read ahead, in the order in which their gradients are expected."""
+    asked: deque[int] = field(default_factory=deque)
+    """Pieces whose gradients are there."""
+    writes: deque[Write] = field(default_factory=deque)
+    writing: int = 0
+    """Number of writes that a thread has taken and not finished."""
+
+    def __post_init__(self) -> None:
+        """Make the buffers; their pages are taken when they are first used."""
+        self.resize(self.most)
+
+    def resize(self, most: int) -> None:
+        """Have ``most`` buffers: the further ones now, or fewer as they become free."""
+        self.most = most
+        while self.made < most:
+            self.free.append(buffer_of(self.size))
+            self.made += 1
+        while self.made > most and self.free:
+            self.free.pop()
+            self.made -= 1
+
+    def give(self, buffer: Bytes) -> None:
+        """Take a buffer back that is free now."""
+        if self.made > self.most:
+            self.made -= 1
+        else:
+            self.free.append(buffer)
