@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torchvision.models import VisionTransformer
 
 from hapi.errors import ModelError
 from hapi.models.graph import precision
@@ -31,7 +32,12 @@ def spec_of(name: str) -> ModelSpec:
 
 @cache
 def net(name: str) -> LayeredModel:
-    """Built once for all types, to be copied: rounding gives its weights away."""
+    """Built once for all types, to be copied: rounding gives its weights away. The transformer is a narrow one."""
+    if name == "vit_b_16":
+        torch.manual_seed(0)
+        return layered(
+            VisionTransformer(32, 8, 12, 4, 64, 256, num_classes=5), (3, 32, 32), architecture=name
+        )
     return build(spec_of(name))
 
 

@@ -355,6 +355,7 @@ def test_the_last_process_to_end_leaves_no_more_than_may_be_idle(folder: Path, t
     assert len(packs(folder)) == 1, "80 KB may stay for the next job"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_waits_for_no_lock(folder: Path, takers: Any) -> None:
     process = takers(50)
     assert said(process) == "loaded 50"
