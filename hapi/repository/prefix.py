@@ -12,7 +12,7 @@ import torch
 
 from hapi.errors import ConflictError, ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
-from hapi.models.zoo.build import ModelSpec, common_skeleton, skeleton
+from hapi.models.zoo.build import ModelSpec, common_skeleton
 from hapi.models.zoo.names import is_file
 from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
 from hapi.repository.loading.load import IDENTITY
@@ -131,7 +131,7 @@ def open_prefix(
 def structure_of(
     reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
 ) -> LayeredModel:
-    """Return the model of ``reference`` without weights; of a pushed one only the manifest is read.
+    """Return the model of ``reference`` without weights, to be read; of a pushed one only the manifest is read.
 
     Args:
         reference: the model that a request names.
@@ -147,7 +147,7 @@ def structure_of(
         _check_split(model, split, reference)
         _check_digest(model, split, reference)
         return model
-    return skeleton(spec_of(reference), allow_imports)
+    return common_skeleton(spec_of(reference), allow_imports)
 
 
 def materialise(
