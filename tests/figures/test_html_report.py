@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,32 +18,10 @@ from support.report_tools import KEPT
 
 from hapi.cli.main import main
 from hapi.errors import ConfigError, UsageError
-from hapi.figures import html
 from hapi.figures.html import page
 from hapi.figures.reading import Run, load_run
 from hapi.figures.run import epochs_svg, learning_svg
 from hapi.profiler.profile import PROFILE_VERSION
-
-
-@pytest.fixture(scope="module", autouse=True)
-def drawn_once() -> Iterator[None]:
-    """A page has five figures, and most tests change what one of them shows: the same data is drawn once."""
-
-    def once(draw: Callable[..., str]) -> Callable[..., str]:
-        drawn: dict[str, str] = {}
-
-        def remembered(*data: Any) -> str:
-            if (key := repr(data)) not in drawn:
-                drawn[key] = draw(*data)
-            return drawn[key]
-
-        return remembered
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("epochs_svg", "layers_svg", "learning_svg", "stages_svg", "timeline_svg"):
-            patch.setattr(html, name, once(getattr(html, name)))
-        yield
-
 
 VOID = {"meta", "link", "br"}
 
