@@ -161,11 +161,11 @@ class Engine:
     def take_room(self, nbytes: int) -> None:
         """Have buffers in so many bytes beside the first ones; those above are given back when they are written."""
         each = sum(drive.size for drive in self._drives)
-        most = min(MOST_BUFFERS, self._buffers + nbytes // max(each, 1))
+        limit = min(MOST_BUFFERS, self._buffers + nbytes // max(each, 1))
         with self._condition:
             for drive in self._drives:
-                drive.resize(max(most, self._buffers))
-                while drive.made > drive.most and self._drop_one(drive):
+                drive.resize(max(limit, self._buffers))
+                while drive.made > drive.limit and self._drop_one(drive):
                     pass
             self._condition.notify_all()
 

@@ -262,12 +262,12 @@ class PlainAdam:
         Returns:
             Those of ``copies`` that are still to be made: they are not on the CPU.
         """
-        near = [copy for copy in copies if copy.is_cpu]
+        on_host = [copy for copy in copies if copy.is_cpu]
         for start in range(0, len(values), ADAM_ELEMENTS):
             span = slice(start, start + ADAM_ELEMENTS)
             part = values[span]
             self._compute(part, gradient[span].float(), [state[span] for state in states], options, steps)
-            for copy in near:
+            for copy in on_host:
                 copy[span].copy_(part)
         return tuple(copy for copy in copies if not copy.is_cpu)
 

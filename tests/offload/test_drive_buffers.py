@@ -116,7 +116,7 @@ def test_steps_that_wait_for_a_disk_have_what_memory_is_left(
             values = torch.randn(count, 64, generator=torch.Generator().manual_seed(at))
             for one, own in ((plain, optimizer), (twin, moved)):
                 loss = one(values).square().mean()
-                buffers.append(drive.most)
+                buffers.append(drive.limit)
                 loss.backward()
                 own.step()
                 own.zero_grad()

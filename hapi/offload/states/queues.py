@@ -37,11 +37,11 @@ class DriveQueue:
 
     size: int
     """Bytes of a buffer."""
-    most: int
+    limit: int
     """Number of buffers that there are to be."""
     free: list[Bytes] = field(default_factory=list)
     made: int = 0
-    """Number of buffers that there are; more than :attr:`most` until those above are free."""
+    """Number of buffers that there are; more than :attr:`limit` until those above are free."""
     expected: deque[int] = field(default_factory=deque)
     """Pieces to be read ahead, in the order in which their gradients are expected."""
     asked: deque[int] = field(default_factory=deque)
@@ -52,21 +52,21 @@ class DriveQueue:
 
     def __post_init__(self) -> None:
         """Make the buffers; their pages are taken when they are first used."""
-        self.resize(self.most)
+        self.resize(self.limit)
 
-    def resize(self, most: int) -> None:
-        """Have ``most`` buffers: the further ones now, or fewer as they become free."""
-        self.most = most
-        while self.made < most:
+    def resize(self, limit: int) -> None:
+        """Have ``limit`` buffers: the further ones now, or fewer as they become free."""
+        self.limit = limit
+        while self.made < limit:
             self.free.append(buffer_of(self.size))
             self.made += 1
-        while self.made > most and self.free:
+        while self.made > limit and self.free:
             self.free.pop()
             self.made -= 1
 
     def give(self, buffer: Bytes) -> None:
         """Take a buffer back that is free now."""
-        if self.made > self.most:
+        if self.made > self.limit:
             self.made -= 1
         else:
             self.free.append(buffer)
