@@ -186,6 +186,9 @@ class Trainer:
         if self.settings.output is not None and self.epochs and self._ranks.is_first:
             folder = Path(self.settings.output)
             self.save_model(folder / MODEL_FILE)
+            if self.best is None or self.best.entry is None:
+                log.warning("%s is not written: the epochs were trained without --output", folder / BEST_FILE)
+                return
             self.save_model(folder / BEST_FILE, best=True)
 
     @property

@@ -103,6 +103,20 @@ def test_an_interrupted_training_knows_its_best_epoch(service: Service, tmp_path
     assert 1 <= card.epoch <= 3 and "validation_accuracy" in (card.metrics or {})
 
 
+def test_a_training_that_had_ended_without_a_folder_gets_its_model_in_one(
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"checkpoint": str(tmp_path / "kept.pt"), "epochs": 1}
+    with open_session(service, **kept) as session:
+        trainer_of(session, **kept).run()
+    again = {**kept, "resume": True, "output": str(tmp_path / "run")}
+    with open_session(service, **again) as session:
+        assert trainer_of(session, **again).run()["ended"]["how"] == "finished"
+    assert load_model(tmp_path / "run" / "model.safetensors").card.epoch == 1
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+    assert "best.safetensors is not written: the epochs were trained without --output" in caplog.text
+
+
 def test_a_model_is_saved_at_any_time(service: Service, tmp_path: Path) -> None:
     with open_session(service) as session:
         trainer = trainer_of(session)

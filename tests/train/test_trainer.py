@@ -25,13 +25,14 @@ from support.local_job import (
 from support.thin_resnet import THIN_FEATURES
 from torch import nn
 
-from hapi.errors import ConflictError, DeviceMemoryError, HapiError
+from hapi.errors import ConflictError, DeviceMemoryError, HapiError, UsageError
 from hapi.train.checkpoints import checkpoint
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import write_report
 from hapi.train.settings import TrainingSettings
 from hapi.train.steps.gradient_step import step_seed
 from hapi.train.steps.optimizer import make_optimizer
+from hapi.train.steps.smallest_batch import refuses_one
 from hapi.wire.transport.http import Handler
 
 
@@ -105,9 +106,23 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
         write_report(str(tmp_path / "no" / "report.json"), {})
 
 
-def test_one_sample_is_too_few_for_batch_norm(remembered: Handler) -> None:
-    with pytest.raises(HapiError, match=r"batch 1 has 1 sample.*--drop-last"):
-        train(remembered, bs=COUNT - 1, freeze="layer4.0")
+def test_one_sample_is_too_few_for_batch_norm_which_is_said_before_the_first_step(
+    remembered: Handler,
+) -> None:
+    watcher, settings = Silent(), {"bs": COUNT - 1, "freeze": "layer4.0", "epochs": 1}
+    with pytest.raises(UsageError, match=r"batch 1 of each epoch has 1 sample,.*--drop-last"):
+        train(remembered, watcher, **settings)
+    assert not watcher.steps
+    assert train(remembered, **settings, drop_last=True)["epochs"][0]["samples"] == COUNT - 1
+
+
+def test_batch_norm_over_pixels_takes_one_sample() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert not refuses_one(module, torch.empty(1, 3, 2, 2, device="meta"))
+    assert refuses_one(module, torch.empty(1, 3, 1, 1, device="meta"))
+    assert not refuses_one(module.eval(), torch.empty(1, 3, 1, 1, device="meta"))
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from hapi.errors import ModelError
 from hapi.models.graph.cuts import Crossings, CutPoint
+from hapi.models.graph.tracing import NO_GRAD
 from hapi.models.graph.views import Tree
 
 # What may return its argument or a view of it, depending on strides or mode: counted as the argument's memory, so
@@ -76,7 +77,8 @@ class Segment(nn.Module):
             )
         if not self.frozen:
             run = self.__dict__["_run_train" if self.training else "_run_eval"]
-            result: torch.Tensor = run(self.__dict__["_tree"], x)
+            with torch.set_grad_enabled(torch.is_grad_enabled()):  # as before, also after a layer that failed
+                result: torch.Tensor = run(self.__dict__["_tree"], x)
             return result
         for module in self.__dict__["_inner"]:
             # A child reached from outside (for m in segment.modules(): m.train()) must not thaw the front.
@@ -147,9 +149,11 @@ def compile_slice(
             made[node] = crossings.derived[node].build(graph, value)
         return made[node]
 
+    gradients = _GradientModes(graph)
     for node in nodes:
         if node is source or (node in crossings.derived and not _available(node, made, crossings)):
             continue
+        gradients.follow(node)
         if node.op == "get_attr" and node.target in constants and crossings.facts[node].storages & written:
             name = str(node.target)
             if name not in copies:
@@ -158,8 +162,32 @@ def compile_slice(
             continue
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _resolve(a, argument))
         made[node] = _cast(graph, graph.create_node(node.op, node.target, args, kwargs), casts, node)
+    gradients.leave()
     graph.output(argument(after.node))
     return _compiled(graph)
+
+
+class _GradientModes:
+    """Turns gradients off in a graph where the model's code has them off, and on again as they were."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._outside: fx.Node | None = None
+        """Value of the mode before it was turned off; None while it is as the caller has it."""
+
+    def follow(self, node: fx.Node) -> None:
+        """Switch for ``node``, which is put into the graph next."""
+        if NO_GRAD not in node.meta:
+            self.leave()
+        elif self._outside is None:
+            self._outside = self._graph.call_function(torch.is_grad_enabled)
+            self._graph.call_function(torch.set_grad_enabled, (False,))
+
+    def leave(self) -> None:
+        """Switch back."""
+        if self._outside is not None:
+            self._graph.call_function(torch.set_grad_enabled, (self._outside,))
+            self._outside = None
 
 
 def _cast(

@@ -51,6 +51,10 @@ class Traced:
         return replace(self, constants={**self.constants, **own})
 
 
+NO_GRAD = "hapi_no_grad"
+"""Key in the ``meta`` of nodes that run without gradients, as the model's code has them under ``torch.no_grad``."""
+
+
 class TraceFailure(Exception):
     """A module's own forward cannot be traced; the message has the reason."""
 
@@ -83,6 +87,18 @@ class _Tracer(fx.Tracer):
                     self.graph.erase_node(node)
         return function, args
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Do the same as fx, which loses the modes of torch that code turns on or off by ``with``.
+
+        Raises:
+            RuntimeError: the code turns autocast on.
+        """
+        _check_autocast()
+        node: fx.Node = super().create_node(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            node.meta[NO_GRAD] = True
+        return node
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_qualified_name in self._opaque_paths or isinstance(m, self._opaque_types):
             return True
@@ -95,6 +111,7 @@ class _Tracer(fx.Tracer):
         # fx patches nn.Module.__call__ for the whole process; what other threads compute is not ours.
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
+        _check_autocast()  # not a failure of the module that is called
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -117,6 +134,11 @@ class _Tracer(fx.Tracer):
 
     def _is_registered(self, tensor: torch.Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in self.root.buffers())
+
+
+def _check_autocast() -> None:
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise RuntimeError("forward turns autocast on, which its graph cannot hold")
 
 
 class _NoRandomness(TorchDispatchMode):
@@ -152,8 +174,7 @@ def trace(module: nn.Module, leaf_types: Sequence[type] = (), functions: Sequenc
         for training in (False, True):
             tracer = _Tracer(paths, types, functions)
             try:
-                with TRACE_LOCK, training_mode(module, training), _NoRandomness():  # type: ignore[no-untyped-call]
-                    graphs.append(tracer.trace(module))
+                graphs.append(_graph_of(module, tracer, training))
             except Exception as error:
                 failure = error
                 if not tracer.failed:
@@ -164,6 +185,46 @@ def trace(module: nn.Module, leaf_types: Sequence[type] = (), functions: Sequenc
         if failure is None:
             return _traced(module, graphs, tracers)
     raise TraceFailure(f"more than {_MAX_ATTEMPTS} of its submodules cannot be traced")
+
+
+@contextmanager
+def _plain_modes(module: nn.Module, training: bool) -> Iterator[None]:
+    """Trace in train or eval mode; what the caller has turned on or off by ``with`` is not the model's."""
+    with (
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        training_mode(module, training),
+        _NoRandomness(),  # type: ignore[no-untyped-call]
+    ):
+        yield
+
+
+def _graph_of(module: nn.Module, tracer: _Tracer, training: bool) -> fx.Graph:
+    """The graph in train or eval mode, without a change of the module.
+
+    Raises:
+        RuntimeError: forward assigned a buffer anew, so that a value of the trace would be in its place; its module, if
+            it is not the whole, becomes the tracer's ``failed``.
+    """
+    before = [(path, inner, dict(inner._buffers)) for path, inner in module.named_modules()]
+    assigned: list[tuple[str, str]] = []
+    try:
+        with TRACE_LOCK, _plain_modes(module, training):
+            graph: fx.Graph = tracer.trace(module)
+    finally:
+        for path, inner, buffers in before:
+            for name, buffer in buffers.items():
+                if inner._buffers.get(name) is not buffer:
+                    inner._buffers[name] = buffer
+                    assigned.append((path, name))
+    if assigned:
+        path, name = assigned[0]
+        tracer.failed = tracer.failed or path or None
+        raise RuntimeError(
+            f"forward assigns its buffer {name!r} anew; change it in place, as in self.{name}.copy_(value)"
+        )
+    return graph
 
 
 def _make_opaque(module: nn.Module, path: str, paths: set[str], types: set[type]) -> None:

@@ -23,6 +23,7 @@ from hapi.train.steps.ema import MovingAverage
 from hapi.train.steps.optimizer import head_names, make_optimizer
 from hapi.train.steps.precision import Precision
 from hapi.train.steps.settings import AllStepSettings, schedule_of
+from hapi.train.steps.smallest_batch import check_smallest_batch
 from hapi.train.steps.update_spread import UpdateSpread
 
 _NOTHING = nullcontext()
@@ -54,10 +55,11 @@ class GradientStep:
         self.trained, device = session.trained, session.device
         if settings.sync_batchnorm:
             synchronise(self.trained, session.ranks)
+        self._sizes = [len(ids) for ids in session.batch_ids(0)]  # those of all epochs
+        check_smallest_batch(session, self._sizes)
         head = head_names(session.job_context.model)
         self.optimizer = make_optimizer(settings, self.trained, head)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._sizes = [len(ids) for ids in session.batch_ids(0)]  # those of all epochs
         self._accumulation = Accumulation(self._sizes, settings.accumulate)
         self._schedule = schedule_of(settings, session.settings.epochs, self._accumulation.steps_per_epoch)
         self.precision = Precision(settings.precision, device)

@@ -154,6 +154,11 @@ def test_an_average_is_torchs_and_is_what_is_kept(remembered: Handler, tmp_path:
         assert report["epochs"][-1]["validation_loss"] == pytest.approx(total / 9, rel=1e-6)
 
 
+def test_layers_that_cannot_be_copied_have_no_moving_average() -> None:
+    with pytest.raises(UsageError, match=r"--ema: the trained layers cannot be copied.*parametrizations"):
+        MovingAverage(nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2))), 0.9)
+
+
 def test_counters_and_masks_are_not_averaged() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
