@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 NAME_CHARACTERS = 200
 """Bound of a single name in a table or a message."""
 MESSAGE_CHARACTERS = 4000
 """Bound of a whole message."""
 _CUT = " ... "
+_KEPT = "\u00a0\u200c\u200d"
+"""Characters without a glyph that words of some languages need and that steer nothing: a space, and two joiners."""
+CLASS_CHARACTERS = 8192
+"""Bound of a class's name on arrival; those of packed datasets are shorter."""
 
 
 def printable(text: object, limit: int = NAME_CHARACTERS) -> str:
@@ -28,6 +34,18 @@ def printable(text: object, limit: int = NAME_CHARACTERS) -> str:
         if len(shown) > limit:
             shown = _cut(shown, limit)
     return shown
+
+
+def class_name(text: str) -> str:
+    """Return the name of a class that cannot steer a terminal, however it is printed: as :func:`printable`.
+
+    Spaces that do not break and joiners of characters stay as they are, as in Persian words.
+    """
+    if text.isprintable() and len(text) <= CLASS_CHARACTERS:
+        return text
+    parts = re.split(f"([{_KEPT}])", text[: CLASS_CHARACTERS + 1])
+    shown = "".join(part if part in _KEPT else printable(part, CLASS_CHARACTERS) for part in parts)
+    return shown if len(shown) <= CLASS_CHARACTERS else _cut(shown, CLASS_CHARACTERS)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import DataError, HapiError, from_problem
-from hapi.text import MESSAGE_CHARACTERS, printable
+from hapi.text import CLASS_CHARACTERS, MESSAGE_CHARACTERS, class_name, printable
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,16 @@ from hapi.text import MESSAGE_CHARACTERS, printable
 )
 def test_what_steers_a_terminal_is_shown(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+@given(st.text(alphabet=st.characters()))
+def test_names_of_classes_keep_the_joiners_of_their_language(text: str) -> None:
+    for name in ("می\u200cخواهم", "👩\u200d⚕️", "vin\u00a0rouge", "größe 花"):
+        assert class_name(name) == name
+    shown = class_name(text)
+    assert class_name(shown) == shown
+    assert shown.replace("\u00a0", "").replace("\u200c", "").replace("\u200d", "").isprintable()
+    assert len(class_name(text * 9000)) <= CLASS_CHARACTERS
 
 
 @given(st.text(alphabet=st.characters()), st.integers(0, 50))

@@ -20,6 +20,7 @@ from hapi.errors import DataError, DeviceMemoryError, UsageError
 from hapi.ingest.sources.folder import EXTENSIONS
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.process.processors import processor_count
+from hapi.text import class_name
 from hapi.train.objective.losses import Loss
 from hapi.train.objective.names import KIND_WORDS, LOSSES, MetricName, metrics_of
 from hapi.train.objective.validation import Validation
@@ -235,8 +236,20 @@ def _named(sample: Mapping[str, Any], dataset: DatasetReader) -> Mapping[str, An
     return {"id": sample["id"], "object": dataset.dataset.shard_key(int(located.shard[0])), **sample}
 
 
+def same_classes(own: Sequence[str], others: Sequence[str], *, whole: bool) -> bool:
+    """Return whether a dataset's classes are those of a model, whose names came over the wire.
+
+    Args:
+        own: those of the model.
+        others: those of the dataset.
+        whole: False where the dataset may lack the model's last ones.
+    """
+    known = own if whole else own[: len(others)]
+    return list(map(class_name, others)) == list(map(class_name, known))
+
+
 def _check_classes(own: Sequence[str], others: Sequence[str], *, whole: bool) -> None:
-    if list(others) != list(own[: len(own) if whole else len(others)]):
+    if not same_classes(own, others, whole=whole):
         raise UsageError(
             "the dataset's classes are others than the model's, or in another order: "
             f"{', '.join(others[:5])} and {', '.join(own[:5])}; pack the data with the model's classes (--classes)"

@@ -24,7 +24,7 @@ import numpy as np
 from hapi.arrays import IntArray
 from hapi.codecs.names import CODECS, NONE, Codec
 from hapi.errors import BadRequestError, TooLargeError
-from hapi.text import printable
+from hapi.text import class_name
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.frames import MAX_ID
 from hapi.wire.labels import LabelForm, LabelKind, check_label_kind
@@ -354,7 +354,7 @@ class DatasetDescription:
         return cls(
             reference=DatasetReference.from_json(d["reference"], answer=True),
             count=check_int(d["count"], 0, 1 << 48, "count"),
-            classes=tuple(printable(c, 2 * MAX_CLASS_NAME) for c in classes),
+            classes=tuple(map(class_name, classes)),
             total_bytes=check_int(d["total_bytes"], 0, 1 << 62, "total_bytes"),
             layout=layout,
             transform=None

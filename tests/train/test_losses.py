@@ -13,8 +13,10 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
+from hapi.api.inference import same_classes
 from hapi.errors import UsageError
-from hapi.train.objective.class_weights import balanced, read_class_weights
+from hapi.text import class_name
+from hapi.train.objective.class_weights import balanced, in_order, read_class_weights
 from hapi.train.objective.criterion import Criterion, criterion_of
 from hapi.train.objective.losses import Loss
 from hapi.train.objective.mixing import Targets, mix
@@ -121,6 +123,15 @@ def test_without_counts_balanced_weights_are_refused() -> None:
             ObjectiveSettings(class_weights="balanced"), "single", "ab", counts=None, samples=4, seed=0,
             device=torch.device("cpu"),
         )  # fmt: skip
+
+
+def test_names_of_classes_are_compared_as_servers_send_them() -> None:
+    names = ("caf\udce9", "ünï", "ab\u200cc")
+    arrived = tuple(map(class_name, names))
+    assert in_order({name: float(n) for n, name in enumerate(names)}, arrived, "FILE") == (0.0, 1.0, 2.0)
+    assert same_classes(arrived, names, whole=True) and same_classes(arrived, names[:2], whole=False)
+    assert not same_classes(arrived, names[:2], whole=True)
+    assert not same_classes(arrived, names[1:], whole=False)
 
 
 def test_weights_from_a_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images
+from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images, same_classes
 from hapi.api.model_files import LoadedModel, load_model
 from hapi.cli.models.origin import configure_model, configure_source, source_of
 from hapi.cli.models.predicted import predicted_of
@@ -120,8 +120,7 @@ def _report(
 def _comparable(model: LoadedModel, dataset: DatasetReader) -> LabelForm | None:
     """The form of a dataset's labels if they are the model's; None, with a line that says so, if they are others."""
     form, own, others = dataset.dataset.label_form, model.classes, dataset.dataset.classes
-    known = own[: len(others)] if form.kind == "single" else own
-    if form.kind == model.card.label_kind and tuple(others) == tuple(known):
+    if form.kind == model.card.label_kind and same_classes(own, others, whole=form.kind != "single"):
         return form
     tell("hapi predict", "the dataset's labels are of other classes than the model's, and not compared")
     return None

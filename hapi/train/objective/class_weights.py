@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hapi.errors import UsageError
 from hapi.paths import open_file
+from hapi.text import class_name
 from hapi.wire.documents import parse_document
 from hapi.wire.labels import LabelKind
 
@@ -45,7 +46,7 @@ def read_class_weights(path: str) -> dict[str, float]:
 
 def in_order(given: Mapping[str, float], classes: Sequence[str], path: str) -> tuple[float, ...]:
     """Return the weights of ``classes``; :class:`UsageError` naming ``path`` when a class has none or is unknown."""
-    known = set(classes)
+    given, known = {class_name(name): weight for name, weight in given.items()}, set(classes)
     strange = next((name for name in given if name not in known), None)
     absent = next((name for name in classes if name not in given), None)
     if strange is not None:
