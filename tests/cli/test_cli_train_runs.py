@@ -200,7 +200,7 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
     share = "0.05" if where == "epoch" else "0.95"
     arguments = (
         *FAST, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
-        "--epochs", "200", "--request-size", "10", "--report", str(report), "--html", str(page),
+        "--epochs", "20000", "--request-size", "10", "--report", str(report), "--html", str(page),
     )  # fmt: skip
     job = start_train(*arguments)
     wait_for(checkpoint.exists, 90, "a checkpoint")
@@ -213,7 +213,7 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
     assert "Traceback" not in output
     assert f"go on with: --resume --checkpoint {checkpoint}" in output
     assert report_of(report)["epochs"]
-    assert " of 200 epochs" in page.read_text(encoding="utf-8")
+    assert " of 20000 epochs" in page.read_text(encoding="utf-8")
     wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "training.pt"]
 
@@ -222,14 +222,14 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
 def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
     """A server that is stopped, not dead, answers nothing and closes nothing; that must not hold Ctrl-C up."""
     with server(store, log=tmp_path / "log") as hanging:
-        job = start_train(*FAST, "--server", hanging.url, "--epochs", "500", "--request-size", "8")
+        job = start_train(
+            *FAST, "--server", hanging.url, "--epochs", "20000", "--request-size", "8", "--timeout", "600"
+        )
         wait_for(lambda: (tmp_path / "log").read_text().count("/v1/extract") > 5, 90, "requests")
         hanging.process.send_signal(signal.SIGSTOP)
         time.sleep(0.5)
-        started = time.monotonic()
         job.send_signal(signal.SIGINT)
-        output = job.communicate(timeout=240)[0]
-        assert time.monotonic() - started < 80
+        output = job.communicate(timeout=240)[0]  # far sooner than the server counts as dead
     assert job.returncode == 130 and "Traceback" not in output
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from hapi.wire.transport.http import HttpTransport
 
 pytestmark = pytest.mark.slow
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
-       "--no-progress", "--epochs", "4", "--dataset", "digits")  # fmt: skip
+       "--no-progress", "--epochs", "4", "--dataset", "digits", "--timeout", "600")  # fmt: skip
 
 
 class Damage:
@@ -140,6 +142,12 @@ def test_tls(folder: Path, certificate: tuple[Path, Path]) -> None:
 def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path, Path]) -> None:
     """One that takes a little all the time is not silent, although a whole piece takes it many times the timeout."""
     cert, key = certificate
+    # Where this machine stands still for so long, the reader is silent: another one is tried.
+    assert any(_took_a_little_all_the_time(folder, cert, key) for _ in range(10)), "this machine stands still"
+
+
+def _took_a_little_all_the_time(folder: Path, cert: Path, key: Path) -> bool:
+    """Whether a reader never paused for long; then it has what it must have."""
     known = Known(folder)
     arguments = (
         "--tls-cert",
@@ -159,12 +167,20 @@ def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path,
         plain.connect(("127.0.0.1", running.port))
         sock = context.wrap_socket(plain, server_hostname="localhost")
         sock.sendall(request_bytes(EXTRACT, body))
-        for _ in range(150):
-            assert sock.recv(1 << 14)
-            threading.Event().wait(0.04)
+        longest, before = 0.0, time.monotonic()
+        with contextlib.suppress(OSError):
+            for _ in range(150):
+                if not sock.recv(1 << 14):
+                    break
+                threading.Event().wait(0.04)
+                longest, before = max(longest, time.monotonic() - before), time.monotonic()
         text = _metrics_over_tls(context, running.port)
-        assert "\nhapi_requests_running 1.0" in text
-        assert 'hapi_dropped_readers_total{reason="silent"} 0.0' in text
+        if (
+            "\nhapi_requests_running 1.0" not in text
+            or 'hapi_dropped_readers_total{reason="silent"} 0.0' not in text
+        ):
+            assert max(longest, time.monotonic() - before) > 0.5, text
+            return False
         until(
             lambda: (
                 'hapi_dropped_readers_total{reason="silent"} 1.0' in _metrics_over_tls(context, running.port)
@@ -176,6 +192,7 @@ def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path,
             lambda: "\nhapi_requests_running 0.0" in _metrics_over_tls(context, running.port), 20, "its slot"
         )
         sock.close()
+    return True
 
 
 def _to_the_end(reader: FrameReader) -> StreamEnd:

@@ -158,6 +158,20 @@ def _alive(pid: int) -> bool:
 IN_SHARDS = (0, 20, 39)
 """Samples of different shards."""
 QUICK = ("--stuck-seconds", "1", "--max-running", "2")
+BOUNDED = ("--max-request-seconds", "8")
+"""Long enough for a model to be loaded on a machine with other work, and answers that may come late are asked again."""
+
+
+def answers_well(port: int, path: str, document: object) -> Answer:
+    """A sound answer, at last: one that this machine held up beyond the bound is an error."""
+    answers: list[Answer] = []
+
+    def sound() -> bool:
+        answers.append(exchange(port, "POST", path, document))
+        return answers[-1].status == 200
+
+    until(sound, 20, "a sound answer")
+    return answers[-1]
 
 
 def ready(port: int) -> tuple[int, str]:
@@ -235,15 +249,14 @@ def test_readiness_says_stuck_and_recovers(store: HungStore, known: Known) -> No
         assert exchange(running.port, "GET", "/healthz").status == 200
         store.release()
         asking.join(240)
-        assert answers[0].status == 200 and ready(running.port)[0] == 200
+        assert answers[0].status == 200
+        until(lambda: ready(running.port)[0] == 200, 15, "its recovery")
         assert lost(running.port)["ever"] == 0
 
 
 def test_who_waits_too_long_is_told(store: HungStore, known: Known) -> None:
     """Before and in the middle of an answer; those who wait for the same chunk hear of it too."""
-    with server(
-        f"s3://{BUCKET}", *QUICK, "--max-request-seconds", "2", "--chunk-cache", "64MiB", **store.environment
-    ) as running:
+    with server(f"s3://{BUCKET}", *QUICK, *BOUNDED, "--chunk-cache", "64MiB", **store.environment) as running:
         store.hang.add("/digits/.*/shard-")
         with ThreadPoolExecutor(2) as clients:
             asked = [
@@ -311,7 +324,7 @@ def test_a_local_file_that_stalls_and_a_fifo(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     holder = os.open(stalled, os.O_RDWR)
     try:
-        with server(folder, *QUICK, "--max-request-seconds", "2", "--chunk-cache", "0") as running:
+        with server(folder, *QUICK, *BOUNDED, "--chunk-cache", "0") as running:
             fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             port = running.port
             detail = check_problem(exchange(port, "POST", SAMPLES, known.samples([39])), (500, 502))
@@ -328,7 +341,7 @@ def test_a_local_file_that_stalls_and_a_fifo(tmp_path: Path) -> None:
             assert exchange(port, "GET", "/v1/models").status == 200 and ready(port)[0] == 200
             fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             until(lambda: lost(port)["now"] == 0, 10, "the return of the lost threads")
-            assert exchange(port, "POST", SAMPLES, known.samples([2])).status == 200
+            answers_well(port, SAMPLES, known.samples([2]))
     finally:
         os.close(holder)
         signal.signal(signal.SIGIO, before)
@@ -336,9 +349,9 @@ def test_a_local_file_that_stalls_and_a_fifo(tmp_path: Path) -> None:
 
 def test_an_answer_that_hangs_in_the_middle_ends_with_an_error(store: HungStore, known: Known) -> None:
     """After the status line an error frame tells it."""
-    arguments = (*QUICK, "--max-request-seconds", "2", "--cos-batch", "2", "--chunk-cache", "0")
+    arguments = (*QUICK, *BOUNDED, "--cos-batch", "2", "--chunk-cache", "0")
     with server(f"s3://{BUCKET}", *arguments, **store.environment) as running:
-        known.check_features(exchange(running.port, "POST", EXTRACT, known.extract([0, 1])).body, [0, 1])
+        known.check_features(answers_well(running.port, EXTRACT, known.extract([0, 1])).body, [0, 1])
         store.hang.add("/digits/.*/shard-00002")
         answer = exchange(running.port, "POST", EXTRACT, known.extract([0, 1, 2, 3, 39, 38]))
         assert answer.status == 200

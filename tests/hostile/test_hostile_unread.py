@@ -93,7 +93,7 @@ def test_a_server_that_fails_to_start_can_be_ended_while_nobody_reads_why(tmp_pa
             # It has a handler until its event loop is closed, with the failure as the outcome.
             until(lambda: not catches(process.pid, signal.SIGHUP), 180, "the failure")
             process.terminate()
-            assert process.wait(60) == -signal.SIGTERM
+            assert process.wait(240) == -signal.SIGTERM
         finally:
             process.kill()
             process.wait()

@@ -60,12 +60,12 @@ def held_against(running: ServerProcess, document: dict[str, Any], folder: Path,
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(path), "--url", running.url, "--no-color",
                "--header", f"Authorization: Bearer {TOKEN}", "--workers", "1", "--seed", "25", "--continue-on-failure",
                "--warnings", "off", "--generation-database", "none", "--suppress-health-check", "all",
-               "--request-timeout", "30", *arguments]  # fmt: skip
+               "--request-timeout", "240", *arguments]  # fmt: skip
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         env=environment(SCHEMATHESIS_HOOKS="support.frame_hooks", PYTHONPATH=PATHS),
         cwd=folder,
         check=False,

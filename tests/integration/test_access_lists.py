@@ -149,7 +149,8 @@ def bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     tenants.write_text(TENANTS)
     arguments = ("--tenants", str(tenants), "--scrub-rate", "1GiB", "--share-memory", "16MiB", "--cache-dir",
                  str(tmp_path_factory.mktemp("kept")), "--accounts", str(tmp_path_factory.mktemp("accounts")),
-                 "--providers", PROVIDER, *filter(None, [request.param]))  # fmt: skip
+                 "--send-timeout", "1h", "--slow-reader-rate", "0", "--providers", PROVIDER,
+                 *filter(None, [request.param]))  # fmt: skip
     with server(made.folder, *arguments) as made.process:
         dataset = made.hidden.dataset.reference.to_json()
         for document in (made.hidden.extract([1], model=made.secret), made.hidden.extract([10**6])):

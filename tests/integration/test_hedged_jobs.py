@@ -16,10 +16,10 @@ from hapi.client.transport.stragglers import EXTRA_SHARE, FIRST_EXTRA
 pytestmark = pytest.mark.slow
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits", "--epochs", "8",
-    "--cache", "off",
+    "--cache", "off", "--timeout", "600", "--slow-server-rate", "0",
 )  # fmt: skip
 SERVER = ("--cos-batch", "5")
-HELD, SECONDS = (22, 40), 60.0
+HELD, SECONDS = (22, 40), 100.0
 """Answers that are held back, once enough of them tell how long one waits; and for how long, if nobody asks again."""
 LENGTH = re.compile(rb"HTTP/1\.1 200 .*\r\nContent-Length: ([0-9]{5,})\r\n", re.DOTALL | re.IGNORECASE)
 """The head of an answer with features: they take more bytes than any document."""

@@ -48,7 +48,8 @@ def test_it_takes_work_while_it_looks_unwell(folder: Path, tmp_path: Path) -> No
 
 def test_then_its_port_closes_and_nothing_is_cut_off(folder: Path, tmp_path: Path) -> None:
     known, log, ids = Known(folder), tmp_path / "log", [n % 40 for n in range(1200)]
-    with server(folder, "--lame-duck", f"{SECONDS:g}s", "--drain-seconds", "600", log=log) as running:
+    patient = ("--drain-seconds", "600", "--send-timeout", "1h", "--slow-reader-rate", "0")
+    with server(folder, "--lame-duck", f"{SECONDS:g}s", *patient, log=log) as running:
         unread = http.client.HTTPConnection("127.0.0.1", running.port, timeout=240)
         unread.request("POST", EXTRACT, json.dumps(known.extract(ids)).encode())
         until(lambda: metric(running.port, "hapi_requests_running") == 1, 20, "the long request")

@@ -35,6 +35,7 @@ def test_a_pass_that_is_left_retries_nothing(tmp_path: Path, monkeypatch: pytest
         settings = hapi.SessionSettings(
             server=(f"http://127.0.0.1:{proxy.port}",), dataset="digits", model="resnet18", weights="random",
             image_size=32, split="maxpool", bs=10, request_size=10, in_flight=1, cache="off", wire_codec="none",
+            timeout=600,
         )  # fmt: skip
         with hapi.Session.open(settings) as session:
             counting.set()

@@ -44,7 +44,7 @@ def test_servers_of_a_name_restart_one_after_the_other(
         url = f"http://store.invalid:{first.port}" if kind == "name" else f"fleet+{fleet.url}"
         settings = hapi.SessionSettings(
             server=(url,), dataset="digits", model="resnet18",
-            weights="random", image_size=32, split="maxpool", bs=10, request_size=5, cache="off",
+            weights="random", image_size=32, split="maxpool", bs=10, request_size=5, cache="off", timeout=600,
         )  # fmt: skip
         session = ends.enter_context(hapi.Session.open(settings, token=TOKEN))
         pool: ServerPool = session._servers

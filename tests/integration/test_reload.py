@@ -72,7 +72,9 @@ def test_tenants_and_tokens_change_while_requests_run(folder: Path, tmp_path: Pa
     known, tenants, token = Known(folder), tmp_path / "tenants.yaml", tmp_path / "token"
     tenants.write_text("vision: {token: vision-first}\nleaving: {token: leaving-secret}\n")
     token.write_text("operators-first")
-    arguments = ("--tenants", str(tenants), "--token-file", str(token))
+    arguments = (
+        "--tenants", str(tenants), "--token-file", str(token), "--send-timeout", "1h", "--slow-reader-rate", "0",
+    )  # fmt: skip
     ids = [n % 40 for n in range(1200)]  # more bytes than a connection holds that nobody reads
     with reloading(folder, tmp_path, *arguments) as running:
         unread = []

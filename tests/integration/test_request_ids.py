@@ -78,7 +78,7 @@ def occupied(running: ServerProcess, known: Known) -> Iterator[None]:
 def test_a_warning_has_one_id_on_both_sides(tmp_path: Path) -> None:
     folder, log = make_store(tmp_path / "store"), tmp_path / "log"
     # Its only slot stays taken until the trainer has said so, however late that starts.
-    arguments = ("--max-running", "1", "--max-queued", "0", "--send-timeout", "600")
+    arguments = ("--max-running", "1", "--max-queued", "0", "--send-timeout", "1h", "--slow-reader-rate", "0")
     with server(folder, *arguments, log=log) as running:
         with occupied(running, Known(folder)):
             job = start_train(*COMMON, "--server", running.url)

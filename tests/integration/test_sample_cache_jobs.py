@@ -18,12 +18,14 @@ from support.harness import (
     train,
     wait_for,
 )
+from support.proxy import gated
 
 COMMON = (
     *DIGITS_JOB, "--bs", "50", "--request-size", "16", "--augment", "crop-flip", "--split", "none", "--epochs",
     "2",
 )  # fmt: skip
-COUNT = 400
+COUNT, HELD = 400, 12
+"""Samples; requests of 16 of them after which two jobs at a time are held until both of them write."""
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +52,24 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
 ) -> None:
     cache, report = tmp_path / "cache", tmp_path / "report.json"
     with server(store, log=tmp_path / "log") as running:
-        shared = (*COMMON, "--server", running.url, "--cache", "auto", "--cache-dir", str(cache))
-        jobs = [
-            start_train(*shared, "--seed", str(seed), "--report", str(tmp_path / f"{seed}.json"))
-            for seed in (0, 1)
-        ]
-        wait_for(lambda: len(list(cache.glob("*@*/*-*"))) == 2, 90, "both trainers write")
-        jobs[1].kill()
-        jobs[1].communicate()
-        output = jobs[0].communicate(timeout=240)[0]
+        shared = (*COMMON, "--cache", "auto", "--cache-dir", str(cache))
+        with gated(running.port, HELD) as first_gate, gated(running.port, HELD) as second_gate:
+            jobs = [
+                start_train(*shared, "--seed", str(seed), "--report", str(tmp_path / f"{seed}.json"),
+                            "--server", gate.url)
+                for seed, gate in enumerate((first_gate, second_gate))
+            ]  # fmt: skip
+            wait_for(lambda: len(list(cache.glob("*@*/*-*"))) == 2, 90, "both trainers write")
+            jobs[1].kill()
+            jobs[1].communicate()
+            first_gate.open()
+            output = jobs[0].communicate(timeout=240)[0]
         assert jobs[0].returncode == 0, output
         first = report_of(tmp_path / "0.json")
         assert losses(first) == losses(undisturbed) and "cached 100%" in output
         assert received(first)[0] <= received(undisturbed)[0] and received(first)[1] == 0
         # What the killed one left is removed as soon as somebody needs room; nobody does here.
-        train(*shared, "--report", str(report))
+        train(*shared, "--server", running.url, "--report", str(report))
         assert losses(report_of(report)) == losses(undisturbed)
         assert received(report_of(report)) == [0, 0]
         assert of_epochs(report_of(report), "cached_samples") == [COUNT, COUNT]

@@ -93,7 +93,7 @@ def _slow_reader(port: int, known: Known, tenant: str) -> socket.socket:
     sock.connect(("127.0.0.1", port))
     body = json.dumps(known.extract([n % 40 for n in range(60_000)], split=10)).encode()
     sock.sendall(request_bytes(EXTRACT, body, X_Request_Id="slow1", **bearer(tenant)))
-    sock.settimeout(60)
+    sock.settimeout(240)
     assert sock.recv(12) == b"HTTP/1.1 200"
     return sock
 

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.forked import environment
 from support.free_ports import free_port
-from support.harness import DIGITS_JOB, ServerProcess, hapi, losses, packed_digits, report_of, server, train
+from support.harness import (
+    DIGITS_JOB,
+    ServerProcess,
+    hapi,
+    losses,
+    packed_digits,
+    report_of,
+    server,
+    train,
+    wait_for,
+)
 from support.swift_tools import FaultProxy, Swift
 
 from hapi.models.zoo.build import ModelSpec, build
@@ -94,6 +103,11 @@ def test_a_store_that_goes_away_is_one_line_and_the_pull_goes_on_later(models: S
     assert is_raw(merged(output)) and [path.name for path in tmp_path.iterdir()] == ["raw.safetensors"]
 
 
+def large(partial: Path) -> bool:
+    """Whether so much has come that a part of it is kept."""
+    return partial.exists() and partial.stat().st_size > 24 * MIB
+
+
 @pytest.mark.parametrize("given", [signal.SIGKILL, signal.SIGINT])
 def test_a_pull_that_is_ended_in_the_middle_goes_on(
     models: Swift, tmp_path: Path, given: signal.Signals
@@ -102,12 +116,13 @@ def test_a_pull_that_is_ended_in_the_middle_goes_on(
     arguments = ("pull", f"{STORE}/raw", "--output", str(output), "--quiet")
     partial = tmp_path / "raw.safetensors.partial"
     with behind(models) as (proxy, env):
-        proxy.faults = ("late",)
+        env |= {f"HAPI_STORE_{name}_TIMEOUT": "600" for name in ("READ", "REQUEST")}  # while answers are held
+        proxy.read_bytes = 48 * MIB
         process = subprocess.Popen([sys.executable, "-m", "hapi", *arguments], env={**environment(), **env})
-        while not (partial.exists() and partial.stat().st_size > 24 * MIB):
-            assert process.poll() is None
-            time.sleep(0.001)
+        wait_for(lambda: process.poll() is not None or large(partial), what="a part of the file")
+        assert process.poll() is None
         process.send_signal(given)
+        proxy.release()
         assert process.wait(240) == (130 if given == signal.SIGINT else -given)
         assert not output.exists()
         assert " MiB of them kept from an earlier pull" in hapi(*arguments, **env).stdout

@@ -97,6 +97,10 @@ def test_a_trainer_that_computes_for_long_waits_for_no_server(folder: Path) -> N
     ):
         jobs = lambda: exchange(server.port, "GET", "/v1/status").json()["trainers"]["jobs"]  # noqa: E731
         until(lambda: jobs() == 1, 60, "a trainer that tells of itself")
-        expected, waits = readings(server, EXPECTED, 2.0), readings(server, WAIT, 2.0)
-        assert max(expected) > 0, "there is a queue"
-        assert sum(waits) / len(waits) < 0.1 * sum(expected) / len(expected)
+
+        def hardly_waits() -> bool:
+            """Whether there is a queue, and not for the trainer; while this machine stands still, it waits, too."""
+            expected, waits = readings(server, EXPECTED, 2.0), readings(server, WAIT, 2.0)
+            return sum(waits) / len(waits) < 0.1 * sum(expected) / len(expected)
+
+        until(hardly_waits, 60, "a trainer that hardly waits beside a queue")

@@ -137,7 +137,10 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
         watcher.start()
         try:
             with ThreadPoolExecutor(8) as pool:
-                found = list(pool.map(lambda _: asked(server, known), range(16)))
+                with all_memory(server):
+                    answers = [pool.submit(asked, server, known) for _ in range(16)]
+                    until(lambda: memory.waiting > 0, 60, "one that waits for memory")
+                found = [answer.result() for answer in answers]
         finally:
             over.set()
             watcher.join()
@@ -153,7 +156,7 @@ def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
     ask = MemoryRequest(
         key=("other", 1, (1,)),
         samples=1,
-        forward=ForwardMemory(layers=((memory.budget, 0),)),
+        forward=ForwardMemory(layers=((memory.budget // 512 * 512, 0),)),
         weights=(),
         smallest=1,
         largest=1,

@@ -464,7 +464,8 @@ def test_silent_store_fails_within_half_a_minute(monkeypatch: pytest.MonkeyPatch
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
-        assert _dead_store_seconds(monkeypatch, silent.getsockname()[1]) < 90
+        # Half a minute, and another two for a machine that stands still; without a bound of ours it takes 180 s.
+        assert _dead_store_seconds(monkeypatch, silent.getsockname()[1]) < 150
 
 
 def _use_in_child(store: ObjectStore, answer: object) -> None:

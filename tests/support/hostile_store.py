@@ -167,13 +167,13 @@ class HostileStore:
         self._thread.join()
         self._server.server_close()
 
-    def settings(self) -> dict[str, str]:
-        """The environment in which a client comes here, and has little patience."""
+    def settings(self, patience: float = 1) -> dict[str, str]:
+        """The environment in which a client comes here, and has little ``patience``."""
+        seconds = {"CONNECT_TIMEOUT": 1, "READ_TIMEOUT": 0.5, "RETRY_SECONDS": 2, "REQUEST_TIMEOUT": 2}
         return {
             "AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-            "AWS_REGION": "us-east-1", "NO_PROXY": "*", "HAPI_STORE_CONNECT_TIMEOUT": "1",
-            "HAPI_STORE_READ_TIMEOUT": "0.5", "HAPI_STORE_RETRIES": "1", "HAPI_STORE_RETRY_SECONDS": "2",
-            "HAPI_STORE_REQUEST_TIMEOUT": "2",
+            "AWS_REGION": "us-east-1", "NO_PROXY": "*", "HAPI_STORE_RETRIES": "1",
+            **{f"HAPI_STORE_{name}": f"{patience * limit:g}" for name, limit in seconds.items()},
         }  # fmt: skip
 
     # -- answering ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from support.harness import DIGITS_JOB, ROOT, ServerProcess, losses, report_of, train, wait_for
+from support.waiting import PATIENCE
 
 SCRIPT = ROOT / "scripts" / "swift-loopback"
 REQUIRED = "HAPI_REQUIRE_SWIFT"
@@ -105,18 +107,24 @@ class FaultProxy:
 
     "pass"; "late": after a quarter of a second; "500", "503": an error; "403": no permission; "reset" and "cut": half
     of the body, then a reset or an orderly end; "less": a sound answer with fewer bytes than were asked for.
+
+    It holds answers too, of reads beyond ``read_bytes`` and of writes beyond ``writes`` (which are done then), until
+    :meth:`release`: a process that waits for one can be stopped or killed in the middle of its work.
     """
 
     def __init__(self, port: int) -> None:
         self.faults: tuple[str, ...] = ("pass",)
         self.happened: Counter[str] = Counter()
-        self._lock, self._count = threading.Lock(), 0
+        self.read_bytes, self.writes = math.inf, math.inf
+        self._lock, self._count, self._released = threading.Lock(), 0, threading.Event()
         proxy = self
 
         class Handler(_Handler):
             def do(self) -> None:
                 data = "shard-" in self.path or "/packs/" in self.path
-                self.relay(port, proxy._next() if self.command == "GET" and data else "pass")
+                held = data and proxy._is_held(self.command, self.headers.get("Range"))
+                fault = proxy._next() if self.command == "GET" and data else "pass"
+                self.relay(port, fault, proxy._released if held else None)
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do
 
@@ -133,8 +141,23 @@ class FaultProxy:
             self.happened[fault] += 1
         return fault
 
+    def _is_held(self, command: str, span: str | None) -> bool:
+        with self._lock:
+            if command == "PUT":
+                self.writes -= 1
+                return self.writes < 0
+            held = command == "GET" and self.read_bytes <= 0
+            first, _, last = (span or "").removeprefix("bytes=").partition("-")
+            self.read_bytes -= int(last) + 1 - int(first) if last else 0
+            return held
+
+    def release(self) -> None:
+        """Let answers pass, those that are held and all later ones."""
+        self._released.set()
+
     def close(self) -> None:
         """End the listener and its thread."""
+        self.release()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -144,8 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
 
-    def relay(self, port: int, fault: str) -> None:
-        """Ask the store and hand its answer on, with ``fault``. The signed headers go on as they are."""
+    def relay(self, port: int, fault: str, released: threading.Event | None = None) -> None:
+        """Ask the store and hand its answer on, with ``fault``, when ``released`` is set; signed headers stay."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if fault == "late":
             time.sleep(0.25)
@@ -160,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers, data = dict(response.getheaders()), response.read()
         finally:
             upstream.close()
+        if released is not None:
+            released.wait(2 * PATIENCE)
         if fault == "less" and response.status == 206:
             data = data[: len(data) // 2]
             first, total = re.findall(r"\d+", headers["Content-Range"])[::2]
