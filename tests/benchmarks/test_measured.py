@@ -188,7 +188,7 @@ def test_a_small_sweep_without_a_test_bed(forked_tiers: None, tmp_path: Path) ->
     assert len(again.records) == len(results.records) + 1  # its conditions
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_small_studies_without_a_test_bed(forked_tiers: None, tmp_path: Path) -> None:
     kept = Results(tmp_path / "reuse.jsonl", {})
     settings = ReuseSettings(models=("resnet18",), bs=16, epoch_batches=2, repeats=1)

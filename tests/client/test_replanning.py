@@ -108,7 +108,7 @@ def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(pace, st.sampled_from([0.1, 0.3]), st.integers(0, 3))
 def test_the_split_never_flaps_however_the_link_changes(times: list[int], factor: float, ahead: int) -> None:
     check_no_flapping(times, factor, ahead)

@@ -24,10 +24,11 @@ COUNT, FEW, ENOUGH = 40, 3, 1000
 """Samples; epochs of a job that nothing happens to; more epochs than a job has ended that servers restart under."""
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
+    "--timeout", "600",
 )  # fmt: skip
 SERVER = ("--cos-batch", "5")
 """One frame a request, so that a request that is made again is computed as it was."""
-PACE = 0.1
+PACE = 0.25
 """Seconds between two requests of that job."""
 MOST_RETRIES = 2
 """Requests that a trainer makes again for each server that goes."""
@@ -116,7 +117,7 @@ def test_the_same_losses(kind: str, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "before"),
     [
-        ("nginx", "same"),
+        pytest.param("nginx", "same", marks=pytest.mark.long),
         ("nginx", "older"),
         ("haproxy", "same"),
         pytest.param("haproxy", "older", marks=pytest.mark.long),

@@ -60,7 +60,7 @@ def answer_of(reader: BinaryIO) -> tuple[int, bytes]:
     return status, reader.read(length)
 
 
-@pytest.mark.parametrize("requests_in_all", [3_000, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("requests_in_all", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_memory_after_thousands_of_requests(tmp_path: Path, requests_in_all: int) -> None:
     folder = make_store(tmp_path / "store")
     requests = mixture(Known(folder))

@@ -18,7 +18,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 if sys.argv[1] == "offload":
     model, optimizer = hapi.offload_training(model, optimizer, memory="800MB", disk=sys.argv[2])
 inputs = torch.randn(16, 1500)
-for step in range(5):
+for step in range(3):
     optimizer.zero_grad()
     model(inputs).square().mean().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

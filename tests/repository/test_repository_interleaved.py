@@ -35,15 +35,17 @@ NUMBERS = pytest.mark.parametrize(
     [
         ((1, 3, 4), 11),
         ((6, 7), 11),
-        pytest.param((1, 3, 4), 1, marks=pytest.mark.slow),
-        pytest.param((6, 7), 3, marks=pytest.mark.slow),
-        pytest.param((1, 3), 3, marks=pytest.mark.slow),
-        pytest.param((3, 5), 3, marks=pytest.mark.slow),
-        *(pytest.param(numbers, 1, marks=pytest.mark.long) for numbers in ((6, 7), (1, 3), (3, 5))),
+        *(
+            pytest.param(numbers, every, marks=mark)
+            for every, mark in ((3, pytest.mark.slow), (1, pytest.mark.long))
+            for numbers in ((1, 3, 4), (6, 7), (1, 3), (3, 5))
+        ),
     ],
 )
 """Layers of a model that is pushed, some in a pack that goes, or in one that is packed anew; at which operations."""
-EVERY = pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+EVERY = pytest.mark.parametrize(
+    "every", [11, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 MOST = 200
 """Operations that no push or collection here has."""
 
