@@ -39,6 +39,7 @@ def sharing(store: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         "64MiB",
         "--cache-dir",
         str(tmp_path / "kept"),
+        module="support.patient_sharing",
     ) as running:
         yield running
 
@@ -54,6 +55,7 @@ def session_of(running: ServerProcess, seed: int) -> Session:
         seed=seed,
         cache="off",
         weights="random:0",
+        timeout=600,
     )
     with OPENING:
         return Session.open(settings)
