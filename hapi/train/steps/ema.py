@@ -31,19 +31,31 @@ class MovingAverage:
         """The layers with averaged parameters and buffers."""
         self._mix = get_ema_multi_avg_fn(decay)
         self._updates = 0
-        own, theirs = _tensors(self.module), _tensors(trained)
-        moving = [t.is_floating_point() and bool(t.isfinite().all()) for t in own]
-        self._copied = [(a, t) for a, t, moves in zip(own, theirs, moving, strict=True) if not moves]
+        self._trained = trained
+        self._moving = [t.is_floating_point() and bool(t.isfinite().all()) for t in _tensors(self.module)]
+        """Which tensors are averaged, and not copied."""
+        self._follow()
+
+    def _follow(self) -> None:
+        """Pair the average's tensors with those that the layers have now."""
+        self._buffers = list(self._trained.buffers())
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._followed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for a, t, moves in zip(own, theirs, moving, strict=True):
+        for a, t, moves in zip(_tensors(self.module), _tensors(self._trained), self._moving, strict=True):
             if moves:
                 averages, values = self._followed.setdefault(a.dtype, ([], []))
                 averages.append(a)
                 values.append(t)
+            else:
+                self._copied.append((a, t))
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the layers as they are after a step."""
+        if any(
+            now is not before for now, before in zip(self._trained.buffers(), self._buffers, strict=False)
+        ):
+            self._follow()  # a layer's code has assigned a buffer anew
         for average, value in self._copied:
             average.copy_(value)
         for averages, values in self._followed.values():

@@ -154,6 +154,16 @@ def test_an_average_is_torchs_and_is_what_is_kept(remembered: Handler, tmp_path:
         assert report["epochs"][-1]["validation_loss"] == pytest.approx(total / 9, rel=1e-6)
 
 
+def test_a_buffer_that_is_assigned_anew_is_averaged_too() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(()))
+    average = MovingAverage(module, 0.9)
+    for number in (1.0, 2.0):
+        module.seen = torch.tensor(number)
+        average.update()
+    assert average.module.get_buffer("seen").item() == pytest.approx(0.9 * 1 + 0.1 * 2)
+
+
 def test_layers_that_cannot_be_copied_have_no_moving_average() -> None:
     with pytest.raises(UsageError, match=r"--ema: the trained layers cannot be copied.*parametrizations"):
         MovingAverage(nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2))), 0.9)
