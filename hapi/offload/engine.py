@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from hapi.arrays import Bytes
@@ -240,12 +240,12 @@ class Engine:
     def _run_drive(self, drive: DriveQueue) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(
-                    lambda: self._stops or self._next_read(drive) is not None or self._may_write(drive)
-                )
+                while not self._stops and (number := self._next_read(drive)) is None:
+                    if self._may_write(drive):
+                        break
+                    self._condition.wait()
                 if self._stops:
                     return
-                number = self._next_read(drive)
                 if number is not None:
                     self._loading.add(number)
                     buffer = drive.free.pop()
@@ -259,9 +259,7 @@ class Engine:
 
     def _next_read(self, drive: DriveQueue) -> int | None:
         """Number to read now: first one whose gradient is there, then one that is expected; None without a buffer."""
-        while drive.asked and drive.asked[0] not in self._submitted:
-            drive.asked.popleft()
-        wanted = _first(drive.asked, self._loaded, self._loading, self._computing)
+        wanted = _first(drive.asked, self._loaded, self._loading, self._computing, among=self._submitted)
         is_asked = wanted is not None
         if wanted is None:
             wanted = _first(drive.expected, self._loaded, self._loading, self._taken)
@@ -371,8 +369,10 @@ class Engine:
                 self._condition.notify_all()
 
 
-def _first(pieces: deque[int], *without: Iterable[int]) -> int | None:
-    """First of ``pieces`` that is in none of the others; those before it are dropped."""
-    while pieces and any(pieces[0] in others for others in without):
+def _first(pieces: deque[int], *without: Collection[int], among: Collection[int] | None = None) -> int | None:
+    """First of ``pieces`` that is in none of the others, and ``among`` some; those before it are dropped."""
+    while pieces and (
+        any(pieces[0] in others for others in without) or (among is not None and pieces[0] not in among)
+    ):
         pieces.popleft()
     return pieces[0] if pieces else None

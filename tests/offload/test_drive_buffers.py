@@ -96,6 +96,16 @@ def test_room_holds_more_records_and_is_given_back(engine: Engine, store: Pairs)
     assert sorted(store.computed) == list(range(PIECES)) and drive.made == len(drive.free) == 2
 
 
+def test_what_was_computed_meanwhile_is_not_read_again(engine: Engine) -> None:
+    """Behind a piece that is read already stands one whose record was read ahead and is computed by now."""
+    (drive,) = engine._drives
+    with engine._condition:
+        engine._loading, engine._submitted, engine._taken = {8}, {8}, {0, 8}
+        drive.asked.extend([8, 0])
+        assert engine._next_read(drive) is None and not drive.asked
+        engine._loading, engine._submitted = set(), set()
+
+
 def model() -> nn.Module:
     torch.manual_seed(5)
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
