@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ from support.http_tools import (
     served,
     until,
 )
+from support.waiting import PATIENCE
 
+from hapi.errors import BadRequestError
 from hapi.models.graph.layers import Segment
 from hapi.server.http import bodies
 from hapi.server.tenants.by_token import Tenants, read_tenants
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
-from hapi.wire.messages import DEADLINE_HEADER
+from hapi.wire.messages import DEADLINE_HEADER, STATUS_PATH
 from hapi.wire.report import RequestReport
 
 FILE = """
@@ -272,3 +274,50 @@ def test_slow_bodies_of_one_tenant(
         known.check_features(
             exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("heavy")).body, [3, 39, 0, 17]
         )
+
+
+@pytest.mark.parametrize("what", ["body", "metrics", "status"])
+def test_costly_bodies_and_looks_of_one_delay_no_other(
+    folder: Path, tenants: Tenants, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, what: str
+) -> None:
+    """Before a request has a slot: at the parser, and at the thread that looks at the server."""
+    begun: list[str] = []
+
+    def wait(name: str) -> None:
+        begun.append(name)
+        gate.wait(PATIENCE)
+
+    def parse(path: str, body: bytes) -> Any:
+        wait(body.decode())
+        raise BadRequestError("no request")
+
+    def look(*seen: Any) -> Any:
+        wait(seen[-1].name)
+        return b"{}"
+
+    with served(folder, tenants=tenants) as server, ThreadPoolExecutor(41) as clients:
+        application = server.application
+        monkeypatch.setattr(server.service, "request", parse)
+        monkeypatch.setattr(application.metrics, "render", look)
+        monkeypatch.setattr(application.overview, "document", look if what == "status" else None)
+        turns = application.bodies.parsing if what == "body" else application.looks.admission
+        asked = {"body": ("POST", EXTRACT), "metrics": ("GET", "/metrics"), "status": ("GET", STATUS_PATH)}[
+            what
+        ]
+
+        def ask(name: str) -> Future[Answer]:
+            body = name.encode() if what == "body" else None
+            return clients.submit(exchange, server.port, *asked, body, as_tenant(name))
+
+        def waits(name: str) -> int:
+            return sum(turns.of(next(t for t in tenants.all if t.name == name)))
+
+        answers = [ask("heavy") for _ in range(40)]
+        try:
+            until(lambda: waits("heavy") == 40, 20, "forty of one")
+            answers.append(ask("light"))
+            until(lambda: waits("light") == 1, 20, "the one of another")
+        finally:
+            gate.set()
+        assert {answer.result(PATIENCE).status for answer in answers} <= {200, 400, 500}
+    assert len(begun) == 41 and begun.index("light") <= 2

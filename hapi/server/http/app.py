@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -39,7 +40,7 @@ from hapi.server.http.keys import (
     stall_of,
 )
 from hapi.server.http.metrics import Metrics
-from hapi.server.http.overview import Overview
+from hapi.server.http.overview import Looks, Overview
 from hapi.server.http.page import page, page_headers
 from hapi.server.http.problems import as_hapi_error, problem_response
 from hapi.server.http.response_stream import Answer, AnswerHead, abort, finished
@@ -108,6 +109,7 @@ class Application:
         self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
         self.status_threads = watch.threads(1, "hapi-look")
         """For looks at the server, and for tidying up."""
+        self.looks = Looks(self.status_threads, self._shed)
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
@@ -118,7 +120,8 @@ class Application:
         """Serve ``tenants`` from now on; requests that run, and those that wait, go on as they are."""
         self.tenants = tenants
         self.board.change_tenants(tenants.all)
-        for admission in (self.admission, self.documents, *self.packs.admissions):
+        shared = (self.admission, self.documents, self.bodies.parsing, self.looks.admission)
+        for admission in (*shared, *self.packs.admissions):
             admission.change_tenants(tenants.all)
 
     @property
@@ -265,18 +268,15 @@ class Application:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        if not request[TENANT].access.metrics:
-            raise web.HTTPNotFound
-        pending = self.status_threads.submit(self.metrics.render, request[TENANT])
-        text = await finished(pending, lambda text: None)
+        tenant = request[TENANT]
+        text = await self.looks.see(tenant, tenant.access.metrics, self.metrics.render)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        if not request[TENANT].access.status:
-            raise web.HTTPNotFound
-        pending = self.status_threads.submit(self.overview.document, self.state, request[TENANT])
-        headers = {"Cache-Control": "no-store"}
-        return web.json_response(await finished(pending, lambda document: None), headers=headers)
+        tenant = request[TENANT]
+        read = partial(self.overview.document, self.state)
+        document = await self.looks.see(tenant, tenant.access.status, read)
+        return web.json_response(document, headers={"Cache-Control": "no-store"})
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(body=page(), headers=page_headers())

@@ -15,8 +15,8 @@ from hapi.server.http.keys import TENANT
 from hapi.server.http.problems import body_too_large
 from hapi.server.http.response_stream import finished
 from hapi.server.http.web_server import EXPECT
-from hapi.server.scheduling.admission import FULL
-from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.admission import FULL, Admission
+from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.wire import messages
 
 T = TypeVar("T")
@@ -37,7 +37,8 @@ class Bodies:
         self.count = 0
         """Those that are arriving, or wait to be parsed."""
         self._of: Counter[Tenant] = Counter()
-        self._parsing = asyncio.Lock()
+        self.parsing = Admission(1, MAX_BODIES, shed)
+        """Turns at the parser, shared out among tenants: one body may take a hundred times as long as another."""
 
     async def read(self, request: web.Request, parse: Callable[[str, bytes], T], *, alone: bool) -> T:
         """Return the request in the body; refused unread when it is too long, or when there are too many at once.
@@ -49,7 +50,7 @@ class Bodies:
 
         Raises:
             TooLargeError: the body is too long.
-            BusyError: too many bodies are arriving.
+            BusyError: too many bodies are arriving, or its turn at the parser does not come in time.
         """
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
@@ -67,7 +68,8 @@ class Bodies:
                 request.writer.output_size = 0  # nothing of the answer itself was sent
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
-            async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves
+            # Not in the parser's queue, which would keep the body of who leaves.
+            async with self.parsing.slot(tenant, LEAST_COST, BODY_SECONDS):
                 reading = self._parser.submit(parse, request.path, body)
                 return await finished(reading, lambda asked: None)
         finally:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
+from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hapi import __version__
+from hapi.process.threads import Threads
 from hapi.server.http.connections import REASONS as REFUSALS
 from hapi.server.http.connections import Connections
+from hapi.server.http.response_stream import finished
 from hapi.server.lifecycle.log_limits import dropped_lines
 from hapi.server.scheduling.admission import REASONS, Admission
-from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.scheduling.stalls import mean
 from hapi.server.scrub import Scrub
 from hapi.server.service import Service
@@ -26,10 +29,30 @@ from hapi.server.settings import ServiceSettings
 from hapi.server.status import Board, DeviceStatus, TenantCounts
 from hapi.wire.frames import WIRE_VERSION
 
+T = TypeVar("T")
+
+MOST_LOOKS, LOOK_SECONDS = 256, 60.0
+"""Looks that may wait, and for how long."""
 MOST_SHOWN = 100
 """Requests and tenants in a status document; of more, those with the most to do."""
 SECRET = ("store", "allow_model", "cache_dir", "providers", "advertise", "provider_ca")
 """Settings that are not shown: a store's URL may hold a key, a path or another server's address tells of machines."""
+
+
+class Looks:
+    """Turns at looking at a server, shared out among tenants: one that looks all the time keeps nobody else from it."""
+
+    def __init__(self, threads: Threads, shed: Callable[[Tenant, str], None]) -> None:
+        """Look in ``threads``; ``shed`` is told the tenant and the reason of each look that is sent away."""
+        self._threads = threads
+        self.admission = Admission(1, MOST_LOOKS, shed)
+
+    async def see(self, tenant: Tenant, allowed: bool, read: Callable[[Tenant], T]) -> T:
+        """Return what ``tenant`` sees by ``read``; ``HTTPNotFound`` unless that is ``allowed``."""
+        if not allowed:
+            raise web.HTTPNotFound
+        async with self.admission.slot(tenant, LEAST_COST, LOOK_SECONDS):
+            return await finished(self._threads.submit(read, tenant), lambda _: None)
 
 
 class Overview:
