@@ -21,6 +21,7 @@ FIRST: tuple[tuple[str, ...], ...] = (
         "tests/integration/test_swift_models.py",
         "tests/integration/test_swift_removal.py",
         "tests/integration/test_swift_script.py",
+        "tests/integration/test_swift_stale.py",
     ),
     ("tests/integration/test_jobs.py",),
     ("tests/integration/test_chaos.py",),

@@ -118,9 +118,9 @@ class BlockCache:
         for block, part in zip(own, parts, strict=True):
             own[block].set_result(part.out)
 
-    def _end_loading(self, block: Block, claim: Future[memoryview]) -> bool:
-        """Note that a claim's fetch is over; return whether it is still the one of its block. Under the lock."""
-        if self._loading.get(block) is not claim:
+    def _end_loading(self, block: Block, fetching: Future[memoryview]) -> bool:
+        """Note that a fetch is over; return whether it is still the one of its block. Under the lock."""
+        if self._loading.get(block) is not fetching:
             return False
         del self._loading[block]
         return True
