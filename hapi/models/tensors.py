@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
+from torch import nn
 
 STORED_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -24,3 +27,14 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytearray())
     # A single element may have any stride, with which torch refuses to see its bytes.
     return memoryview(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a deep copy of ``module``, also where an attribute was computed from parameters (weight normalisation)."""
+    computed = [
+        value
+        for inner in module.modules()
+        for value in vars(inner).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})

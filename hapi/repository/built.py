@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from hapi.errors import ConflictError, ModelError, TooLargeError
 from hapi.models.graph.digest import content_digest, content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.keyed_locks import KeyedLocks
-from hapi.models.tensors import tensor_bytes
+from hapi.models.tensors import copied, tensor_bytes
 from hapi.models.zoo.architectures import build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, common_skeleton
 from hapi.models.zoo.names import is_file, random_seed
@@ -50,7 +49,7 @@ class BuiltModels:
             if shell is None:
                 return None
             self._shells.move_to_end(spec)
-        return shell.over(copy.deepcopy(shell.module))
+        return shell.over(copied(shell.module))
 
     def build(
         self, spec: ModelSpec, allow_imports: Collection[str]
@@ -67,7 +66,7 @@ class BuiltModels:
         model.tensors.release(())
         with self._lock:
             self.builds += 1
-            self._shells[spec] = model.over(copy.deepcopy(module)) if self._kept else model
+            self._shells[spec] = model.over(copied(module)) if self._kept else model
             self._shells.move_to_end(spec)
             while len(self._shells) > self._kept:
                 self._shells.popitem(last=False)

@@ -26,6 +26,7 @@ from support.thin_resnet import THIN_FEATURES
 from torch import nn
 
 from hapi.errors import ConflictError, DeviceMemoryError, HapiError, UsageError
+from hapi.models.graph.layers import layered
 from hapi.train.checkpoints import checkpoint
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import write_report
@@ -119,9 +120,13 @@ def test_one_sample_is_too_few_for_batch_norm_which_is_said_before_the_first_ste
 def test_batch_norm_over_pixels_takes_one_sample() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert not refuses_one(module, torch.empty(1, 3, 2, 2, device="meta"))
-    assert refuses_one(module, torch.empty(1, 3, 1, 1, device="meta"))
-    assert not refuses_one(module.eval(), torch.empty(1, 3, 1, 1, device="meta"))
+    for side, refused in ((2, False), (1, True)):
+        layers, sample = (
+            layered(module, (3, side, side)).segment(0, 2),
+            torch.empty(1, 3, side, side, device="meta"),
+        )
+        assert refuses_one(layers, sample) == refused
+        assert not refuses_one(layers.eval(), sample)
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
 
 

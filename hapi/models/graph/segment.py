@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import fx, nn
 from hapi.errors import ModelError
 from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.tracing import NO_GRAD
-from hapi.models.graph.views import Tree
+from hapi.models.graph.views import Substitute, Tree, shadow
 
 # What may return its argument or a view of it, depending on strides or mode: counted as the argument's memory, so
 # that a segment never changes its caller's tensor, in whatever memory format that one is.
@@ -86,6 +87,20 @@ class Segment(nn.Module):
         with torch.no_grad():
             frozen_result: torch.Tensor = self.__dict__["_run_eval"](self.__dict__["_tree"], x)
             return frozen_result
+
+    def over(self, substitute: Substitute) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function of these layers, in the mode that they are in now, with other tensors in place of theirs.
+
+        What it changes is not seen in the layers.
+
+        Args:
+            substitute: makes another tensor for each parameter and buffer.
+        """
+        tree, run = self.__dict__["_tree"], self.__dict__["_run_train" if self.training else "_run_eval"]
+        twin = shadow(tree, {}, substitute)
+        for copied, own in zip(twin.modules(), tree.modules(), strict=True):
+            copied.training = own.training
+        return partial(run, twin)
 
     def extra_repr(self) -> str:
         """Return the layers' range and the mode, for ``repr``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
@@ -13,6 +12,7 @@ from torch import nn
 
 from hapi.errors import BadRequestError, ModelChoiceError, ModelError
 from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.tensors import copied
 from hapi.models.zoo.architectures import (
     Architecture,
     ImportRule,
@@ -135,7 +135,7 @@ def skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
     Each call returns a module of its own.
     """
     kept = common_skeleton(spec, allow_import)
-    return kept.over(copy.deepcopy(kept.module))
+    return kept.over(copied(kept.module))
 
 
 def common_skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from hapi.errors import ModelError
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.tensors import copied
 from hapi.models.zoo.architectures import seeded
 
 Relayer = Callable[[nn.Module], LayeredModel]
@@ -60,7 +60,7 @@ def resize_head(
         device: the new head's device; None: that of the old one. On the meta device it takes no memory.
     """
     old = module.get_submodule(path)
-    new = copy.deepcopy(old)
+    new = copied(old)
     if not isinstance(new, nn.Linear | nn.Conv2d):
         raise ModelError(f"head {path!r} is a {type(new).__name__}, neither Linear nor Conv2d")
     before = outputs(new)

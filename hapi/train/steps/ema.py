@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hapi.errors import UsageError
-from hapi.process.memory_errors import is_out_of_memory
+from hapi.models.tensors import copied
 
 
 class MovingAverage:
@@ -22,12 +20,8 @@ class MovingAverage:
     """
 
     def __init__(self, trained: nn.Module, decay: float) -> None:
-        """Begin with a copy of ``trained``; ``decay`` is the weight of the old average, above 0 and below 1.
-
-        Raises:
-            UsageError: the layers cannot be copied.
-        """
-        self.module = _copied(trained)
+        """Begin with a copy of ``trained``; ``decay`` is the weight of the old average, above 0 and below 1."""
+        self.module = copied(trained)
         """The layers with averaged parameters and buffers."""
         self._mix = get_ema_multi_avg_fn(decay)
         self._updates = 0
@@ -75,18 +69,6 @@ class MovingAverage:
             raise ValueError("its moving average has no number of updates")
         self.module.load_state_dict(state["module"])
         self._updates = state["updates"]
-
-
-def _copied(trained: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(trained)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise UsageError(
-            "--ema: the trained layers cannot be copied, since an attribute of theirs is computed from parameters "
-            "(torch.nn.utils.weight_norm makes one, torch.nn.utils.parametrizations.weight_norm does not)"
-        ) from None
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

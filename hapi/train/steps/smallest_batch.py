@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.func import functional_call
 
 from hapi.client.joint.ranks import part_size
 from hapi.client.session import Session
 from hapi.errors import UsageError
+from hapi.models.graph.segment import Segment
 from hapi.train.distributed.batch_norm import has_batch_norm
 
 
@@ -29,13 +28,14 @@ def check_smallest_batch(session: Session, sizes: Sequence[int]) -> None:
         for size in set(sizes)
         if min(part_size(size, rank, ranks.size) for rank in range(ranks.size)) < 2
     }
-    if not small or not has_batch_norm(session.trained):
+    layers = session.trained
+    if not small or not isinstance(layers, Segment) or not has_batch_norm(layers):
         return
     shape, dtype = (
         job.model.output_shapes()[session.last_split],
         job.model.output_dtypes()[session.last_split],
     )
-    if not refuses_one(session.trained, torch.empty((1, *shape), dtype=dtype, device="meta")):
+    if not refuses_one(layers, torch.empty((1, *shape), dtype=dtype, device="meta")):
         return
     number = next(number for number, size in enumerate(sizes) if size in small)
     where = f"1 sample on a rank ({sizes[number]} on {ranks.size})" if ranks.size > 1 else "1 sample"
@@ -45,18 +45,17 @@ def check_smallest_batch(session: Session, sizes: Sequence[int]) -> None:
     )
 
 
-def refuses_one(module: nn.Module, sample: torch.Tensor) -> bool:
-    """Return whether BatchNorm refuses a batch, tried without memory and without a change of the module.
+def refuses_one(layers: Segment, sample: torch.Tensor) -> bool:
+    """Return whether BatchNorm refuses a batch, tried without memory and without a change of the layers.
 
     Args:
-        module: the layers.
+        layers: the trained ones.
         sample: the batch [1, ...], on the meta device.
     """
-    named = (*module.named_parameters(), *module.named_buffers())
-    tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    run = layers.over(lambda tensor: torch.empty_like(tensor, device="meta"))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            functional_call(module, tensors, (sample,))
+            run(sample)
     except ValueError as error:
         return "more than 1 value per channel" in str(error)
     except Exception:  # code that needs numbers: the step itself tells

@@ -164,9 +164,12 @@ def test_a_buffer_that_is_assigned_anew_is_averaged_too() -> None:
     assert average.module.get_buffer("seen").item() == pytest.approx(0.9 * 1 + 0.1 * 2)
 
 
-def test_layers_that_cannot_be_copied_have_no_moving_average() -> None:
-    with pytest.raises(UsageError, match=r"--ema: the trained layers cannot be copied.*parametrizations"):
-        MovingAverage(nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2))), 0.9)
+def test_layers_with_a_computed_attribute_are_averaged() -> None:
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2)))
+    average = MovingAverage(module, 0.9)
+    average.update()
+    assert torch.equal(average.module(torch.ones(1, 2)), module(torch.ones(1, 2)))
+    assert average.module.get_parameter("0.weight_g") is not module.get_parameter("0.weight_g")
 
 
 def test_counters_and_masks_are_not_averaged() -> None:
