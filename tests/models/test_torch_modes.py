@@ -29,7 +29,8 @@ class Gated(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.stem(x))
-        return self.head(x * self.gated(x))
+        y: torch.Tensor = self.head(x * self.gated(x))
+        return y
 
 
 def trained(module: nn.Module, run: nn.Module) -> dict[str, torch.Tensor]:
@@ -61,7 +62,7 @@ def test_gradients_stay_off_where_the_caller_has_them_off_and_on_after_a_layer_t
     segment = model.segment(0, len(model)).eval()
     with torch.no_grad():
         assert not segment(torch.rand(2, 6)).requires_grad and not torch.is_grad_enabled()
-    segment.gate.weight = nn.Parameter(torch.rand(6, 5))
+    segment.get_submodule("gate").weight = nn.Parameter(torch.rand(6, 5))
     with pytest.raises(RuntimeError):
         segment(torch.rand(2, 6))
     assert torch.is_grad_enabled()
@@ -82,7 +83,7 @@ class Narrow(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            y = self.inner(x)
+            y: torch.Tensor = self.inner(x)
         return y.float()
 
 
@@ -98,7 +99,8 @@ class Counting(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.seen = self.seen + 1
-        return self.inner(x) + self.seen
+        y: torch.Tensor = self.inner(x) + self.seen
+        return y
 
 
 @pytest.mark.parametrize("kind", [Narrow, Counting])
