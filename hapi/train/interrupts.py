@@ -31,6 +31,8 @@ class Interrupts:
         self._ranks, self._asked_at = ranks, 0.0
         self._deferring = False
         self._pending = False
+        self._raised = False
+        """True once a signal has raised; the code that it met may have swallowed that, as finalizers of objects do."""
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -47,7 +49,9 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Hold signals back until the end of the block."""
+        """Hold signals back until the end of the block, which does not begin after one that was swallowed."""
+        if self._raised:
+            raise KeyboardInterrupt
         self._deferring = True
         try:
             yield
@@ -67,4 +71,5 @@ class Interrupts:
         if self._deferring and not self._pending:
             self._pending = True
             return
+        self._raised = True
         raise KeyboardInterrupt

@@ -7,12 +7,11 @@ the front of one batch, the server computes that of the next. Where frozen layer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import le
 from typing import NamedTuple, Self
-
-import numpy as np
 
 from hapi.profiler.profile import Job
 from hapi.profiler.reuse.facts import SECONDS, Prices
@@ -118,10 +117,11 @@ def best_alternation(
     useful = _useful(ways)
     found: tuple[Pipeline, Pipeline, int] | None = None
     lowest = (1 - GAIN) * min(second * way.loads.cycle() + way.extra for way in useful)
-    for bound, way, its in _pairs(useful, second):
+    for bound, number, other_number in _pairs(useful, second):
+        way, its = useful[number], useful[other_number]
         if bound >= lowest:
             break
-        if way.pipeline.split == its.pipeline.split:
+        if _bound(way, its, second) >= lowest:
             continue
         fewest = max(1, -(-STEPS // min(1 + min(way.pipeline.depth, its.pipeline.depth), batches)))
         price, steps = _best_steps(way, its, second, fewest)
@@ -139,23 +139,22 @@ def best_alternation(
     return both
 
 
-def _pairs(ways: Sequence[_Way], second: float) -> Iterator[tuple[float, _Way, _Way]]:
-    """Yield all pairs with a lower bound of their batches' price, the lowest first; ``second``: price of one.
+def _pairs(ways: Sequence[_Way], second: float) -> list[tuple[float, int, int]]:
+    """Return all pairs with a lower bound of their batches' price, the lowest first; ``second``: price of one second.
 
-    A batch takes at least as long as the busiest of its resources, at the best share.
+    No share makes a resource less busy, or a batch cheaper, than the better of the two does.
     """
-    loads, extras = np.array([way.loads for way in ways]).T, np.array([way.extra for way in ways])
-    bounds = np.full((len(ways), len(ways)), np.inf)
-    for share in np.arange(1, STEPS) / STEPS:
-        busiest = np.zeros_like(bounds)
-        for its in loads:
-            np.maximum(busiest, np.add.outer((1 - share) * its, share * its), out=busiest)
-        prices = second * busiest + np.add.outer((1 - share) * extras, share * extras)
-        np.minimum(bounds, prices, out=bounds)
-    rows, columns = np.tril_indices(len(ways), -1)
-    order = np.argsort(bounds[rows, columns], kind="stable")
-    for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
-        yield float(bounds[row, column]), ways[row], ways[column]
+    return sorted(
+        (second * max(map(min, way.loads, its.loads)) + min(way.extra, its.extra), number, other)
+        for number, way in enumerate(ways)
+        for other, its in enumerate(ways[:number])
+        if way.pipeline.split != its.pipeline.split
+    )
+
+
+def _bound(one: _Way, other: _Way, second: float) -> float:
+    """A higher lower bound of the same kind: as if both had the better one's load of each resource."""
+    return second * Loads(*map(min, one.loads, other.loads)).cycle() + min(one.extra, other.extra)
 
 
 def _best_steps(one: _Way, other: _Way, second: float, fewest: int) -> tuple[float, int]:
@@ -184,10 +183,9 @@ def _extra(epoch: Pipeline | Alternating, prices: Prices) -> float:
 
 def _useful(ways: Sequence[_Way]) -> list[_Way]:
     """Those for which no other split needs no more of any resource, and of money."""
-    ways = sorted(ways, key=lambda one: (sum(one.loads), one.extra, one.pipeline.split))
-    needs = np.array([(*way.loads, way.extra) for way in ways])
-    found: list[int] = []
-    for number in range(len(ways)):
-        if not (needs[found] <= needs[number]).all(axis=1).any():
-            found.append(number)
-    return [ways[number] for number in found]
+    found: list[_Way] = []
+    for way in sorted(ways, key=lambda one: (sum(one.loads), one.extra, one.pipeline.split)):
+        needs = (*way.loads, way.extra)
+        if not any(all(map(le, (*other.loads, other.extra), needs)) for other in found):
+            found.append(way)
+    return found
