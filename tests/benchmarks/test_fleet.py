@@ -99,8 +99,8 @@ def a_document() -> dict[str, Any]:
     quantiles = {"p50": 0.1, "p99": 0.2}
     row = {
         "name": "as usual", "share": 0.5, "trainers": 10, "servers": 2, "samples_per_second": 50.0, "slowest": 4.0,
-        "stalled": 0.1, "latency": quantiles, "wait": quantiles, "processors": 0.5, "retries": 3, "extra": 1, "split": 4,
-        "changes_per_100_batches": 1.5, "moved": 0.25, "requests": 20, "wall_seconds": 2.0,
+        "stalled": 0.1, "latency": quantiles, "wait": quantiles, "processors": 0.5, "retries": 3, "extra": 1,
+        "split": 4, "changes_per_100_batches": 1.5, "moved": 0.25, "requests": 20, "wall_seconds": 2.0,
     }  # fmt: skip
     return {
         "conditions": {"date": "2026-11-25T20:00:00", "processor": "P", "cores": 2, "load_at_start": 1},
