@@ -19,7 +19,8 @@ LEAST_GAIN = 0.01
 """Least part of the job that keeping must save where nothing is kept yet."""
 ALWAYS = "features are kept in any case"
 _TIE = 1e-9
-_SHARES = tuple(n / 8 for n in range(8))
+_SHARES = (0.5, 0.875)
+"""Shares at which epochs are priced, beside none and all, for the lowest price."""
 _LIMIT_STEPS = 24
 """Steps of the search for the share that is read in the time in which the others are computed."""
 
@@ -155,20 +156,23 @@ class _LowerBounds:
 
     def __init__(self, prices: Prices, objective: Objective) -> None:
         self._prices = prices if objective == "money" else SECONDS
-        self._later: dict[tuple[int, CodecCost], float] = {}
-        """Price of an epoch in which all is read that ever is, by cut and codec: no epoch costs less."""
+        self._whole: dict[tuple[int, CodecCost], float] = {}
+        """Price of an epoch in which all is read, by cut and codec, whatever the split."""
 
     def of(self, pricer: JobPricer) -> float:
-        """Return the bound: the first epoch, as if nothing were written in it, and later ones that read all."""
+        """Return the bound: the first epoch, as if nothing were written in it, and later ones as they cost at best."""
         choice = pricer.choice
         if choice.mode != "keep here":
             return 0.0
+        first = self._epoch(pricer, pricer.kept_before)
+        if pricer.room < 1:
+            return first
         key = choice.cut, choice.codec
-        if key not in self._later:
-            best = self._epoch(pricer, 1.0) if pricer.room >= 1 else 0.0
-            # A slow disk makes less to read faster: then there is no bound.
-            self._later[key] = best if best <= min(self._epoch(pricer, share) for share in _SHARES) else 0.0
-        return self._epoch(pricer, pricer.kept_before) + (pricer.job.epochs - 1) * self._later[key]
+        if key not in self._whole:
+            self._whole[key] = self._epoch(pricer, 1.0)
+        # Where a disk is slow, an epoch that reads a part and computes the rest may cost less.
+        later = min(first, self._whole[key], *(self._epoch(pricer, share) for share in _SHARES))
+        return first + (pricer.job.epochs - 1) * later
 
     def _epoch(self, pricer: JobPricer, share: float) -> float:
         epoch = pricer.epoch(share)
