@@ -50,6 +50,8 @@ _STEP_BYTES = 20
 """That a step with AdamW moves for each parameter."""
 _DISK_BYTES = 29
 """On the disk for each parameter: two slots, and gradients."""
+_BESIDE_ACTIVATIONS = 5.3
+"""Bytes of memory for each parameter of what an offloaded step holds beside activations."""
 _BELOW_STATES = 15
 """Bytes of memory for each parameter in which parameters, gradients and AdamW's states do not fit."""
 _PROBED_BYTES = 240 << 20
@@ -137,13 +139,11 @@ class _Bench:
         drives = [folder / f"{way}-{number}" for number in range(group.drives if way != HOST else 0)]
         for drive in drives:
             drive.mkdir(parents=True, exist_ok=True)
-        parameters, activations = parameters_of(group.tail), rows * ROW_BYTES * blocks_of(group.tail)
         return TrainTask(
             way=way,
             blocks=blocks_of(group.tail),
             rows=rows,
-            # Never so much that AdamW's states have room.
-            memory=int(min(group.memory_share * (16 * parameters + activations), _BELOW_STATES * parameters)),
+            memory=_memory_given(group, rows),
             folders=tuple(map(str, drives)),
             rate=group.rate,
             clipped=group.clipped,
@@ -233,6 +233,14 @@ class _Bench:
         }
         self._results.add(record)
         return record
+
+
+def _memory_given(group: OffloadGroup, rows: int) -> int:
+    parameters, activations = parameters_of(group.tail), rows * ROW_BYTES * blocks_of(group.tail)
+    if group.room is not None:
+        return int(_BESIDE_ACTIVATIONS * parameters + group.room * activations)
+    # Never so much that AdamW's states have room.
+    return int(min(group.memory_share * (16 * parameters + activations), _BELOW_STATES * parameters))
 
 
 def check_folder(folder: Path | None) -> None:

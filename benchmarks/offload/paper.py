@@ -147,9 +147,10 @@ def _larger(records: Records, other: str) -> Iterator[float]:
 
 def _chosen_over_best(rows: Sequence[OffloadRow]) -> Iterator[float]:
     for row in rows:
-        forced = [one.seconds for one in rows if one.group == row.group and one.way in _SAVING]
-        if row.way == ACTIVE and forced:
-            yield row.seconds / min(forced)
+        forced = [one for one in rows if one.group == row.group and one.way in _SAVING]
+        # With one amount in all of them there was nothing to choose.
+        if row.way == ACTIVE and len({one.swapped for one in forced}) > 1:
+            yield row.seconds / min(one.seconds for one in forced)
 
 
 def _drives_over_one(rows: Sequence[OffloadRow], count: int) -> Iterator[float]:

@@ -78,6 +78,8 @@ class OffloadGroup:
     """Share of the steps whose gradients are clipped; None without a norm."""
     memory_share: float = 0.5
     """Memory that Hapi is given, over what AdamW in memory takes for states and activations."""
+    room: float | None = None
+    """Share of the activations for which there is room beside all else; then :attr:`memory_share` does not count."""
 
     @property
     def key(self) -> str:
@@ -190,10 +192,7 @@ def _groups(
         ]
     if part == "swap":
         ways = (ACTIVE, RECOMPUTE, *SHARES, SWAP)
-        return [
-            OffloadGroup(part=part, tail=small, regime=regime, ways=ways, memory_share=0.3)
-            for regime in regimes
-        ]
+        return [OffloadGroup(part=part, tail=small, regime=regime, ways=ways, room=0.5) for regime in regimes]
     if part == GOALS:
         compared = {
             COMPUTE: (MEMORY, ACTIVE),

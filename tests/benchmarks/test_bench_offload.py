@@ -108,6 +108,13 @@ def test_tables_and_figure_show_each_way(tmp_path: Path) -> None:
         draw([], [], [], str(tmp_path / "none.svg"))
 
 
+def test_the_chosen_amount_is_compared_only_where_there_was_a_choice() -> None:
+    forced = dict.fromkeys((RECOMPUTE, *SHARES, SWAP))
+    same = {way: answer(1.0 + number, 100, 50, swapped=4e6) for number, way in enumerate(forced)}
+    turns = [turn("swap/100M/I/O-bound", 0, active=answer(1.5, 100, 50, swapped=4e6), **same)]
+    assert not [one for one in compare(turns, rows_of(turns)) if one.figure.startswith("9")]
+
+
 def every_part() -> list[dict[str, Any]]:
     """Records of all parts that have a page."""
     forced = dict.fromkeys((RECOMPUTE, *SHARES, SWAP))
