@@ -1,11 +1,10 @@
-"""Ends of an offloaded training: good ones remove its files, others leave the last commit."""
+"""Ends of an offloaded training: those in order remove its files, others leave the last commit."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from hapi.offload.engine import Engine
 from hapi.offload.failures import failure
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.states.base import StateStore
+from hapi.process.endings import process_ending
 
 log = logging.getLogger("hapi.offload")
 
@@ -34,6 +34,7 @@ class Lifetime:
         self._closed = self._failed = False
         self._lock = threading.RLock()  # backward has a thread for each device
         self._process = os.getpid()
+        self._ending = process_ending() if resumes else None
         atexit.register(self._at_exit)
 
     @contextmanager
@@ -76,4 +77,8 @@ class Lifetime:
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
             return  # a forked process has neither the threads nor the files
-        self.close(remove=getattr(sys, "last_value", None) is None)
+        is_in_order = self._ending is None or self._ending.is_in_order()
+        self.close(remove=is_in_order)
+        committed = self._store.committed
+        if not is_in_order and committed is not None:
+            log.warning("%s keeps step %d, from which the next run goes on", self._where, committed.steps)

@@ -155,7 +155,7 @@ def offload_states(
     give_back_file_pages()
     return OffloadedOptimizer(
         optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
-        where=_named(folders), activations=swapped.install(), resumes=resumes,
+        where=_named(folders), activations=swapped.install(), resumes=resumes and bool(folders),
     )  # fmt: skip
 
 

@@ -305,6 +305,31 @@ def test_killed_at_any_moment(running: ServerProcess, undisturbed: list[float], 
     assert losses(report_of(report)) == pytest.approx(undisturbed, rel=1e-6)
 
 
+def test_preempted_with_states_on_a_disk(running: ServerProcess, tmp_path: Path) -> None:
+    """The checkpoint has all that a training goes on from, so the folder of the states is emptied."""
+    checkpoint, states = tmp_path / "training.pt", tmp_path / "states"
+    report, plain = tmp_path / "report.json", tmp_path / "plain.json"
+    job = ("--server", running.url, *JOB, "--optimizer", "adamw", "--clip-norm", "1", "--ema", "0.9")
+    kept = ("--checkpoint", str(checkpoint), "--checkpoint-every", "1", "--offload", "disk")
+    folder = ("--offload-dir", str(states))
+    preempted = start_train(*job, *kept, *folder, "--epochs", "5000")
+    try:
+        wait_for(checkpoint.exists, 240, "a checkpoint")
+        assert list(states.iterdir())
+        preempted.send_signal(signal.SIGTERM)
+        output = preempted.communicate(timeout=240)[0]
+    finally:
+        preempted.kill()
+    assert preempted.returncode == 130, output
+    assert not list(states.iterdir())
+    done = torch.load(checkpoint, weights_only=True)["progress"]["epoch"]
+    until = ("--epochs", str(max(3, done + 1)))
+    train(*job, *kept, *folder, *until, "--resume", "--report", str(report))
+    train(*job, *until, "--offload", "off", "--report", str(plain))
+    assert losses(report_of(report)) == losses(report_of(plain))
+    assert report_of(report)["offload"]["where"] == "disk" and not list(states.iterdir())
+
+
 # -- interrupted at the very start -------------------------------------------------------------------------------
 
 
@@ -320,7 +345,7 @@ def test_ctrl_c_right_after_the_start(delay: float) -> None:
     job.send_signal(signal.SIGINT)
     output = job.communicate(timeout=240)[0]
     assert not re.search(r'File ".*hapi/(?!__init__\.py|cli/__init__\.py|cli/entry\.py)', output), output
-    # Python's own handler raises KeyboardInterrupt, and in .pth files or locks of imports Python tells of it and goes on.
+    # Python's own handler raises KeyboardInterrupt, and in .pth files or locks of imports Python says so and goes on.
     if "hapi-train: " in output and "KeyboardInterrupt" not in output:
         assert output == "hapi-train: interrupted\n" and job.returncode == 130
     assert job.returncode != 0

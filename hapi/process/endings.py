@@ -1,0 +1,70 @@
+"""Whether a process ends in order, as an ``atexit`` hook needs to know it: Python tells hooks no exit code."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from functools import cache
+from types import FrameType
+from typing import NoReturn
+
+_RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
+
+
+class ProcessEnding:
+    """Follows how the main program ends.
+
+    It ends in order where it runs to its last line, or leaves with an exit code of 0 that no signal's handler gave.
+    Its frame tells the first; the exception of ``sys.exit``, which is wrapped for that, the second. An exception, a
+    signal, another exit code, and an end that cannot be known are out of order.
+    """
+
+    def __init__(self) -> None:
+        """Begin to follow the main program; ``sys.exit`` is wrapped from now on."""
+        self._main = _main_frame()  # of a module: it holds no values but the module's own
+        self._good_exit_at = -1
+        """Instruction of the main program within which ``sys.exit`` was called last; -1 for a code other than 0."""
+        self._leave = sys.exit
+        sys.exit = self._noting_exit
+
+    def is_in_order(self) -> bool:
+        """Return whether the main program, which has ended, did so in order. For ``atexit`` hooks."""
+        main = self._main
+        if main is None or main.f_lasti < 0 or getattr(sys, "last_value", None) is not None:
+            return False
+        return main.f_code.co_code[main.f_lasti] in _RETURNS or main.f_lasti == self._good_exit_at
+
+    def _noting_exit(self, status: object = None, /) -> NoReturn:
+        if self._main is not None and threading.current_thread() is threading.main_thread():
+            is_good = status is None or (isinstance(status, int) and not status)
+            is_good = is_good and not _is_in_handler(sys._getframe(1))
+            self._good_exit_at = self._main.f_lasti if is_good else -1
+        self._leave(status)  # type: ignore[arg-type]
+
+
+@cache
+def process_ending() -> ProcessEnding:
+    """Return the only one of this process."""
+    return ProcessEnding()
+
+
+def _main_frame() -> FrameType | None:
+    """Return the outermost frame of the main thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_in_handler(frame: FrameType | None) -> bool:
+    """Return whether a signal's handler is among the callers: Python gives it the frame that it interrupts."""
+    while frame is not None and frame.f_back is not None:
+        interrupted = frame.f_back
+        for value in frame.f_locals.values():
+            if value is interrupted or (
+                isinstance(value, tuple) and any(one is interrupted for one in value)
+            ):
+                return True
+        frame = interrupted
+    return False
