@@ -53,7 +53,9 @@ class FirstEpochs(TrainingCallback):
             raise EpochsReached
 
 
-def _no_features(self: Keeping, counts: KeptCounts, epoch: int, *, validation: bool) -> None:
+def _no_features(
+    self: Keeping, counts: KeptCounts, epoch: int, split: int | None, *, validation: bool
+) -> None:
     """Stand for :meth:`Keeping.source` where no features are kept."""
 
 

@@ -27,6 +27,10 @@ LAYERS_VERSION = 2
 """Raise it when a frozen layer gives other numbers than before for the same digest of structure and weights: how
 graphs are cut and run, what is rounded, and where (:mod:`hapi.models.graph`)."""
 
+ROUNDING_VERSION = 1
+"""Raise it when a codec that rounds gives other values than before for the same features
+(:mod:`hapi.codecs.lossy`)."""
+
 LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy")
 """Distributions that decode or compute, if they are installed; torch's brings its own kernels for a CPU."""
 
@@ -45,7 +49,11 @@ DIGITS = 16
 @cache
 def code_versions() -> Mapping[str, str]:
     """Versions of everything that decides features on this side, by name; costs no import of torch."""
-    found = {"transforms": str(TRANSFORMS_VERSION), "layers": str(LAYERS_VERSION)}
+    found = {
+        "transforms": str(TRANSFORMS_VERSION),
+        "layers": str(LAYERS_VERSION),
+        "rounding": str(ROUNDING_VERSION),
+    }
     for name in (*LIBRARIES, *GPU_LIBRARIES):
         if (version := _installed(name)) is not None:
             found[name] = version

@@ -1,22 +1,31 @@
 """Identity of cached features: everything that decides their numbers, and nothing else.
 
 Features are the output of a frozen layer, the *cut*. The key names the dataset version, the transform, the structure
-and weights of the layers up to the cut, the type of their results, and the code that computes them. Batch sizes,
-machines, paths, the order of samples and whatever comes after the cut are not in it.
+and weights of the layers up to the cut, the type of their results, and the code that computes them; where features were
+rounded on the wire also the codec, and the layer after which they crossed. Batch sizes, machines, paths, the order of
+samples and whatever comes after the cut are not in it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hapi.cache.key_file import digest_of
+from hapi.codecs.names import NONE, Codec
 from hapi.wire.frames import DTYPE_BYTES
 from hapi.wire.references import DatasetReference, Precision, TransformSpec
 
 KEY_FORMAT = "hapi-features-1"
 """Version of the text that is digested; it changes whenever features of one key would get other numbers."""
+
+
+class WireRounding(NamedTuple):
+    """Codec that rounded features on the wire, and the layer whose output it rounded."""
+
+    codec: Codec
+    split: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +49,12 @@ class FeatureKey:
     tf32: bool = False
     code: str
     """Versions of what computes the features on both tiers."""
+    rounding: WireRounding | None = None
+    """None for features of which nothing was rounded on its way."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the key as JSON."""
+        rounded = {} if self.rounding is None else {"rounding": self.rounding._asdict()}
         return {
             "format": KEY_FORMAT,
             "dataset": self.dataset.version,
@@ -55,7 +67,13 @@ class FeatureKey:
             "precision": self.precision,
             "tf32": self.tf32,
             "code": self.code,
+            **rounded,
         }
+
+    @property
+    def small_form(self) -> Codec:
+        """Codec that gives these features back in every bit although it rounds: they came in it. Else ``none``."""
+        return self.rounding.codec if self.rounding is not None and self.rounding.split == self.cut else NONE
 
     @property
     def sample_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Cache of features: the outputs of the frozen layers at one cut, kept on the local disk with their labels.
 
-A record is raw or encoded by one of the exact codecs (:mod:`hapi.cache.writing.record_codec`), whichever its writer
-chose; it says which. Readers decode it in the thread that reads, ahead of the training. What fits a bounded part of
-this process's memory is kept there too, decoded, after its checksum was verified.
+A record is raw or encoded by a codec that gives every bit back (:mod:`hapi.cache.writing.record_codec`), whichever its
+writer chose; it says which. Readers decode it in the thread that reads, ahead of the training. What fits a bounded part
+of this process's memory is kept there too, decoded, after its checksum was verified.
 """
 
 from __future__ import annotations
@@ -93,8 +93,14 @@ class FeatureCache(Closing):
             room=self._records.room(count, float(self.sample_bytes)),
             reads=reads,
             rates=self.probed_rates,
+            small_form=key.small_form,
         )
         """Codec of the features that are put."""
+
+    @staticmethod
+    def is_begun(folder: CacheFolder, key: FeatureKey) -> bool:
+        """Return whether ``folder`` has a place for features of ``key``."""
+        return folder.version(DatasetReference(name=_NAME, version=key.digest)).exists()
 
     @property
     def admits(self) -> bool:

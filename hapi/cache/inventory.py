@@ -37,7 +37,11 @@ def computers(folder: Path) -> tuple[str, ...]:
 
 def _cut(key: dict[str, Any]) -> str:
     shape = "x".join(map(str, key["shape"]))
-    return f"model {key['prefix'][:12]}, cut {key['cut']} ({key['cut_name']}), {key['dtype']} {shape}"
+    rounding = key.get("rounding")
+    rounded = f", rounded to {rounding['codec']} at split {rounding['split']}" if rounding else ""
+    return (
+        f"model {key['prefix'][:12]}, cut {key['cut']} ({key['cut_name']}), {key['dtype']} {shape}{rounded}"
+    )
 
 
 class Stored(NamedTuple):

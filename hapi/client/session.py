@@ -50,6 +50,7 @@ from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings, WireCodec
 from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
+from hapi.codecs.names import NONE
 from hapi.config.settings import checked
 from hapi.config.token import read_token
 from hapi.data.epoch_order import EpochOrder, batches
@@ -114,7 +115,9 @@ class Session(Closing):
         one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
         wire_codec: WireCodec = "none" if one_machine else settings.wire_codec
         tried = TriedCodecs(wire_codec, settings.cache_codec)
-        self.keeping = Keeping(settings, job_context, buffers, tried, tracer)
+        self.planning: SplitController | None = None
+        """Chooses the split of each batch; None when it is fixed."""
+        self.keeping = Keeping(settings, job_context, buffers, tried, tracer, lambda: self.split)
         """Caches of this side."""
         self._warm_up = WarmUp(self._servers)
         self.codecs = WireCodecs(wire_codec, tried)
@@ -129,7 +132,6 @@ class Session(Closing):
             self.planning = planning_of(
                 settings, job_context, self.meter, budget, optimizer_bytes, self._chooser(), self.offload
             )
-            """Chooses the split of each batch; None when it is fixed."""
             if (
                 self.planning is not None and self.recheck is None
             ):  # what no split needs here takes no memory here
@@ -321,6 +323,7 @@ class Session(Closing):
             samples=lambda: self.keeping.samples.get(job_context.description.reference),
             views=job_context.views or 1,
             features=self.keeping.training_features,
+            rounded=job_context.wire_rounding != NONE,
             refused=lambda: self.keeping.refusal,
             rates=self.keeping.rates,
             codecs=self.keeping.codecs,

@@ -17,7 +17,7 @@ CODECS: tuple[Codec, ...] = get_args(Codec)
 """All of them, as frames name them."""
 CacheCodec = Literal["auto", "none", "zeros", "planes", "zeros+planes"]
 """Encoding of what is kept: one that is exact, or the one that pays."""
-AT_REST: tuple[Codec, ...] = (NONE, *EXACT)
-"""Codecs of records in a cache, by their number there."""
+AT_REST: tuple[Codec, ...] = (NONE, *EXACT, *LOSSY)
+"""Codecs of records in a cache, by their number there. Those that round are taken where every bit comes back."""
 ITEM_BYTES = (1, 2, 4, 8)
 """Lengths of an element that are known, in bytes."""

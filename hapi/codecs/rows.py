@@ -1,4 +1,4 @@
-"""Rows of equal length, each encoded by itself: a row that does not shrink stays raw."""
+"""Rows of equal length, each encoded by itself: a row that does not shrink, or would be rounded, stays raw."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from hapi.arrays import Bytes, IntArray
 from hapi.codecs.codec import decode_into, encode
 from hapi.codecs.exact import Buffer
-from hapi.codecs.names import AT_REST, NONE, Codec
-from hapi.errors import WireError
+from hapi.codecs.names import AT_REST, LOSSY, NONE, Codec
+from hapi.errors import UnprocessableError, WireError
 
 
 class EncodedRows(NamedTuple):
@@ -37,12 +37,26 @@ def encode_rows(codec: Codec, rows: Sequence[Buffer], itemsize: int) -> EncodedR
     lengths = np.zeros(len(rows), dtype=np.int64)
     codecs = np.full(len(rows), number, dtype=np.uint8)
     for place, row in enumerate(rows):
-        buffers = encode(codec, row, itemsize)
+        buffers = (_small if codec in LOSSY else encode)(codec, row, itemsize)
         if buffers is None:
             buffers, codecs[place] = [row], AT_REST.index(NONE)
         parts += buffers
         lengths[place] = sum(map(len, buffers))
     return EncodedRows(np.frombuffer(b"".join(parts), dtype=np.uint8), lengths, codecs)
+
+
+def _small(codec: Codec, row: Buffer, itemsize: int) -> list[Buffer] | None:
+    """A row that was rounded by ``codec`` before, in its bytes; None where a bit of it would not come back."""
+    try:
+        buffers = encode(codec, row, itemsize)
+    except UnprocessableError:
+        return None
+    if buffers is None:
+        return None
+    raw = np.frombuffer(row, dtype=np.uint8)
+    out = np.empty_like(raw)
+    decode_into(codec, b"".join(buffers), out.data, itemsize)
+    return buffers if np.array_equal(raw, out) else None
 
 
 def decode_row(number: int, encoded: Bytes, out: Bytes, itemsize: int) -> bool:

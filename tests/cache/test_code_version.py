@@ -63,6 +63,7 @@ SOURCES = {
         "hapi/models/graph/views.py",
         "hapi/server/device/memory_format.py",
     ),
+    "ROUNDING_VERSION": ("hapi/codecs/lossy.py",),
 }
 """Files, and functions in them, that decide the numbers of features, by the version that stands for them."""
 KNOWN = json.loads((Path(__file__).parent / "sources_of_features.json").read_text())

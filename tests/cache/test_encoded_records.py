@@ -16,14 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cache_tools import size
 from support.disks import small_disk
-from support.encoded_tools import ROW_BYTES, WIDE, encoded_at, found_rows, put_rows, rectified
+from support.encoded_tools import ROW_BYTES, WIDE, WIDTH, encoded_at, found_rows, put_rows, rectified
 from support.feature_tools import COUNT, KEY, labels
 
 from hapi.arrays import Bytes, IntArray
+from hapi.cache.feature_key import WireRounding
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
 from hapi.cache.inventory import count_records, verify
-from hapi.codecs.names import AT_REST, EXACT
+from hapi.codecs.choose import CodecFigures
+from hapi.codecs.codec import decode_into, encode
+from hapi.codecs.names import AT_REST, EXACT, LOSSY, NONE
+from hapi.codecs.rows import encode_rows
 from hapi.wire.labels import SINGLE
 from hapi.wire.samples import Samples
 
@@ -36,7 +40,7 @@ def test_what_one_codec_wrote_any_other_setting_reads(tmp_path: Path, codec: str
         put_rows(cache, range(40))
         assert found_rows(cache) == set(range(40))
         assert cache._records.stored_bytes < 0.75 * 40 * ROW_BYTES
-    for other in ("auto", *AT_REST):
+    for other in ("auto", NONE, *EXACT):
         for memory in (0, 1 << 20):
             with encoded_at(tmp_path, other, memory=memory) as cache:
                 assert found_rows(cache) == found_rows(cache) == set(range(40))
@@ -89,12 +93,53 @@ def test_what_does_not_shrink_is_raw(tmp_path: Path) -> None:
         assert cache.read(ids, found, kept).all() and (found == rows).all()
 
 
+@pytest.mark.parametrize("codec", LOSSY)
+def test_what_was_rounded_on_the_wire_is_kept_in_its_small_form(tmp_path: Path, codec: Any) -> None:
+    """And comes back in every bit; what was not rounded stays raw."""
+    ids, exact = np.arange(COUNT), rectified(np.arange(COUNT))
+    rounded = np.concatenate([_rounded(codec, row) for row in exact])
+    number, width = AT_REST.index(codec), WIDTH * (1 if codec == "int8" else 2)
+    encoded = encode_rows(codec, [row.data for row in rounded], 4)
+    small = encoded.codecs == number
+    assert small.all() or (codec == "int8" and small.mean() > 0.9)
+    assert (encoded.lengths[small] == width + 4 * (codec == "int8")).all()
+    assert (encode_rows(codec, [row.data for row in exact], 4).codecs == 0).all()
+    key = replace(WIDE, rounding=WireRounding(codec, WIDE.cut))
+    with FeatureCache(CacheFolder.open(tmp_path, 1 << 20), key, COUNT, SINGLE, codec="auto") as cache:
+        cache.codec.name = codec
+        cache.put(ids, rounded, labels(ids))
+        out, kept = np.empty_like(rounded), np.empty(COUNT, np.int64)
+        assert cache.read(ids, out, kept).all() and (out == rounded).all()
+        assert cache._records.stored_bytes < 0.6 * rounded.nbytes
+        cache.put(
+            ids, exact, labels(ids)
+        )  # of a server that did not round: nothing that is there is replaced
+        assert cache.read(ids, out, kept).all() and (out == rounded).all()
+
+
+def _rounded(codec: Any, row: Bytes) -> Bytes:
+    """A sample as it comes over the wire; uint8 [1, bytes]."""
+    out = np.empty_like(row)
+    decode_into(codec, b"".join(encode(codec, row.data, 4) or []), out.data, 4)
+    return out[None]
+
+
+@pytest.mark.parametrize("split", [WIDE.cut, WIDE.cut - 1])
+def test_auto_takes_the_small_form_of_what_came_in_it_alone(tmp_path: Path, split: int) -> None:
+    key = replace(WIDE, rounding=WireRounding("int8", split))
+    with FeatureCache(CacheFolder.open(tmp_path, 1 << 20), key, COUNT, SINGLE, codec="auto") as cache:
+        assert ("int8" in cache.codec._codecs) == (split == WIDE.cut)
+        cache.codec.expect((CodecFigures(name="planes", ratio=1.1, encode_rate=1e9, decode_rate=1e9),))
+        cache.codec.follow("bf16")  # a plan's choice for another key
+        assert cache.codec.name == NONE
+
+
 # -- any rows ----------------------------------------------------------------------------------------------------
 
 KINDS = st.sampled_from(["zeros", "dense", "noise", "constant", "sparse"])
 PUTS = st.lists(
     st.tuples(
-        st.sampled_from(AT_REST),
+        st.sampled_from((NONE, *EXACT)),
         KINDS,
         st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=8, unique=True),
     ),

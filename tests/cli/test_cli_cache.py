@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.weight_tools import Source, contents_of, taken
 
-from hapi.cache.feature_key import FeatureKey
+from hapi.cache.feature_key import FeatureKey, WireRounding
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
 from hapi.cache.samples import SampleCache
@@ -46,6 +47,17 @@ def test_ls_and_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert "removed 1 version, 97.8 KiB\nflowers@" in capsys.readouterr().out
     assert main(["cache", "clear", str(tmp_path / "c")]) == main(["cache", "ls", str(tmp_path / "c")]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["empty"]
+
+
+def test_ls_says_how_features_were_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rounding in (None, WireRounding("int8", 2)):
+        key, ids = replace(KEY, rounding=rounding), np.arange(2)
+        with FeatureCache(CacheFolder.open(tmp_path, 1 << 20), key, 10, SINGLE) as cache:
+            cache.put(ids, np.zeros((2, 32), np.uint8), ids)
+    assert main(["cache", "ls", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("float32 4x2, rounded to int8 at split 2  2 kept" in line for line in lines) == 1
+    assert sum("float32 4x2  2 kept" in line for line in lines) == 1 == len(lines) - 1
 
 
 def test_clear_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,6 +107,19 @@ def test_a_report_brings_its_caches_prices_and_objective(
     assert (reuse["objective"], reuse["epochs"], reuse["prices"]["server"]) == ("money", 7, 2.0)
 
 
+def test_a_report_from_before_rounding_was_of_meaning(
+    reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(Path(reported).read_text())
+    facts = document["plan"]["reuse"]["facts"]
+    del facts["rounded"]
+    for kept in facts["server_kept"]:
+        del kept["split"]
+    Path(reported).write_text(json.dumps(document))
+    terms, _ = replayed(reported, capsys)
+    assert terms.facts.server_share(3) == 0.25 and not terms.facts.rounded
+
+
 def test_flags_come_before_the_report(reported: str, capsys: pytest.CaptureFixture[str]) -> None:
     terms, document = replayed(
         reported, capsys, "--cache", "5GB", "--server-cache", "0", "--disk-read", "1GB/s", "--egress", "0",

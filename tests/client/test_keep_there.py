@@ -113,7 +113,7 @@ def test_the_reported_facts_are_those_of_the_choice() -> None:
         chooser.choose(profile, replace(JOB, epochs=30), range(FREEZE + 1))
     document = chooser.to_json()
     assert document is not None and document["mode"] == "keep there"
-    assert document["facts"]["server_kept"] == ({"cut": FREEZE, "share": 0.0},)
+    assert document["facts"]["server_kept"] == ({"cut": FREEZE, "share": 0.0, "split": None},)
 
 
 # -- with a real server ------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ JOB: list[dict[str, Any]] = [
     {"lr": 1.0}, {"head_lr": 0.1}, {"optimizer": "adamw"}, {"momentum": 0.5}, {"weight_decay": 0.1},
     {"schedule": "cosine"}, {"warmup": 2}, {"clip_norm": 1.0}, {"accumulate": 2}, {"ema": 0.9}, {"precision": "bf16"},
     {"label_smoothing": 0.1}, {"early_stopping": 3}, {"feature_mixup": 0.2},
+    {"wire_codec": "none"}, {"wire_codec": "planes"}, {"cache_codec": "zeros"}, {"wire_codec": "int8", "split": 0},
     {"output": "elsewhere"}, {"log": ("csv",)}, {"checkpoint": "c.pt"}, {"report": "r.json"}, {"progress": "off"},
 ]  # fmt: skip
 """Settings of a training."""

@@ -29,6 +29,7 @@ from hapi.cache.code_version import code_version, code_versions, digest_of_versi
 from hapi.cache.feature_key import FeatureKey
 from hapi.client.caching.keys import ServerCode, feature_key
 from hapi.client.job_context import JobContext
+from hapi.codecs.names import LOSSY
 from hapi.data.index import SampleIndex, digest
 from hapi.data.index_file import read_index
 from hapi.data.manifest import Manifest, load_manifest
@@ -41,13 +42,14 @@ from hapi.store.open import open_store
 from hapi.wire.references import Augmentation, TransformSpec
 
 COUNTS = {
-    "bit": 4000,
+    "bit": 3700,
     "sample": 2000,
     "transform": 1500,
     "library": 1000,
     "draw": 700,
     "structure": 300,
     "run": 500,
+    "rounding": 300,
 }
 """Changes of each kind: 10,000 in all."""
 PICTURES: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "split": "freeze"}
@@ -218,13 +220,20 @@ def a_run(b: Bench) -> tuple[str, str]:
     return f"{cut} {precision} {tf32} {version}", b.key(cut, **pieces)
 
 
+def a_rounding(b: Bench) -> tuple[str, str]:
+    """A codec that rounds what crosses, and the layer after which it does."""
+    codec, cut = b.random.choice(LOSSY), b.random.randrange(1, 7)
+    split = b.random.randrange(1, cut + 1)
+    return f"{codec} {cut} {split}", b.key(cut, wire_rounding=codec, split=split)
+
+
 @pytest.mark.parametrize(
     "share", [10, pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
 def test_ten_thousand_changes_and_no_stale_hit(bench: Bench, share: int) -> None:
     """All of them, and shares of each kind."""
     kinds = {"bit": a_bit, "sample": a_sample, "transform": a_transform, "library": a_library, "draw": a_draw,
-             "structure": a_structure, "run": a_run}  # fmt: skip
+             "structure": a_structure, "run": a_run, "rounding": a_rounding}  # fmt: skip
     assert sum(COUNTS.values()) == 10_000
     unchanged = {bench.key(cut) for cut in range(7)}
     assert len(unchanged) == 7
@@ -239,7 +248,15 @@ def test_ten_thousand_changes_and_no_stale_hit(bench: Bench, share: int) -> None
     assert min(Counter(text.split()[0] for text in seen.values()).values()) >= 15
 
 
-@pytest.mark.parametrize("constant", ["TRANSFORMS_VERSION", "LAYERS_VERSION"])
+def test_rounding_counts_where_something_was_rounded(bench: Bench) -> None:
+    exact = bench.key()
+    assert bench.key(wire_rounding="int8", split=0) == exact, "stored samples cross as they are"
+    assert bench.key(split=3) == exact, "where they cross is of no meaning then"
+    assert bench.key(wire_rounding="int8", split=9) == bench.key(wire_rounding="int8", split=5) != exact
+    assert len({bench.key(wire_rounding=codec, split=3) for codec in ("none", *LOSSY)}) == 4
+
+
+@pytest.mark.parametrize("constant", ["TRANSFORMS_VERSION", "LAYERS_VERSION", "ROUNDING_VERSION"])
 def test_hapis_own_constants(bench: Bench, monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
     before = bench.key()
     monkeypatch.setattr(versions, constant, getattr(versions, constant) + 1)

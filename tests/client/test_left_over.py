@@ -75,7 +75,7 @@ def test_where_no_epoch_needs_them_nobody_asks(
 def test_only_before_an_epoch_that_has_the_same_samples(service: Service, tmp_path: Path) -> None:
     settings = {**JOB, "bs": 40, "split": 5, "drop_last": True, "cache_dir": str(tmp_path)}
     with open_session(service, **settings) as session:
-        source = session.keeping.source(session.last.kept, 0, validation=False)
+        source = session.keeping.source(session.last.kept, 0, session.split, validation=False)
         assert source is not None
         for views, expected in ((None, [16, 16, 0]), (2, [16, 0, 0])):
             session.job_context.views = views

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.planning_tools import FREEZE, JOB, World, best_of, planning_in, run_epoch, truth
 
-from hapi.client.planning.cache_facts import CacheFacts
+from hapi.client.planning.cache_facts import CacheFacts, KeptAt
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.facts import CodecCost, CutCodecs, KeptShare, Prices, ReuseFacts, Storage
@@ -151,7 +151,7 @@ def test_facts_tell_what_the_caches_hold() -> None:
 
     cache = Cache()
     facts = CacheFacts(
-        ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda: {3: cache},
+        ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda: {KeptAt(3): cache},
         rates=lambda: (5.0, 4.0), views=3,
     )  # fmt: skip
     found = facts()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from hapi.arrays import Bytes
 from hapi.cache.disk_rates import DiskRates
 from hapi.codecs.choose import CodecFigures, Shelf, choose
 from hapi.codecs.measure import measure
-from hapi.codecs.names import AT_REST, EXACT, ITEM_BYTES, NONE, CacheCodec, Codec
+from hapi.codecs.names import AT_REST, EXACT, ITEM_BYTES, LOSSY, NONE, CacheCodec, Codec
 
 ENOUGH_BYTES = 4 << 20
 """Features that must have come before codecs are tried: of less, reading and writing takes no time."""
@@ -47,6 +47,7 @@ class RecordCodec:
         room: float,
         reads: int,
         rates: Callable[[], DiskRates],
+        small_form: Codec = NONE,
     ) -> None:
         """Encode as ``wanted`` says.
 
@@ -57,11 +58,15 @@ class RecordCodec:
             room: part of all rows for which the budget has room when they are raw; above 1 for more.
             reads: passes in which what is kept will be read.
             rates: measures the disk, or tells what was measured.
+            small_form: codec by which all rows were rounded before, which then gives every bit back; ``auto`` may
+                choose it too.
         """
         self.itemsize = itemsize
         self._codecs: tuple[Codec, ...] = ()
         if itemsize in ITEM_BYTES and wanted != NONE:
-            self._codecs = EXACT if wanted == "auto" else (wanted,)
+            self._codecs = (
+                (wanted,) if wanted != "auto" else EXACT if small_form == NONE else (*EXACT, small_form)
+            )
         self._auto = wanted == "auto"
         self._row_bytes, self._room, self._reads, self._rates = row_bytes, room, reads, rates
         self._lock = threading.Lock()
@@ -101,7 +106,7 @@ class RecordCodec:
     def follow(self, name: str) -> None:
         """Write what is put from now on by the codec that a plan has chosen, if it could choose."""
         with self._lock:
-            if self._auto and self.figures:
+            if self._auto and self.figures and name in (NONE, *self._codecs):
                 self._planned = True
                 self.name = next(codec for codec in AT_REST if codec == name)
 
@@ -109,7 +114,8 @@ class RecordCodec:
         count = min(TRIED_ROWS, max(1, TRIED_BYTES // max(1, self._row_bytes)), len(rows))
         distance = len(rows) // count
         samples = [rows[row * distance].data for row in range(count)]
-        return measure(samples, self.itemsize, self._codecs)
+        found = measure(samples, self.itemsize, self._codecs)
+        return tuple(_checked(figures) if figures.name in LOSSY else figures for figures in found)
 
     def _chosen(self) -> Codec:
         if all(figures.ratio <= 1 for figures in self.figures):
@@ -129,3 +135,9 @@ class RecordCodec:
     def to_json(self) -> dict[str, Any]:
         """Return the present codec and what was measured, for a run's report."""
         return {"codec": self.name, "measured": [asdict(figures) for figures in self.figures]}
+
+
+def _checked(figures: CodecFigures) -> CodecFigures:
+    """``figures`` of a codec that rounds, whose rows are decoded when they are written, to see that all came back."""
+    seconds = 1 / figures.encode_rate + 1 / figures.decode_rate
+    return replace(figures, encode_rate=1 / seconds if seconds > 0 else figures.encode_rate)

@@ -11,13 +11,14 @@ import math
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from hapi.arrays import Flags, IntArray, LabelArray
+from hapi.cache.feature_key import WireRounding
 from hapi.cache.features import FeatureCache
 from hapi.cache.writing.line import WriterLine
 from hapi.cache.writing.record_codec import PassTimes
@@ -40,6 +41,8 @@ class ComputedRows:
     features: torch.Tensor
     """[n, ...] at the cut, on the host."""
     labels: LabelArray
+    rounding: WireRounding | None = None
+    """How they, or those that they were computed from, were rounded on the wire."""
 
 
 class Filling:
@@ -113,4 +116,5 @@ def rows_where(rows: ComputedRows, wanted: Flags) -> ComputedRows:
     if wanted.all():
         return rows
     which = np.flatnonzero(wanted)
-    return ComputedRows(rows.ids[which], rows.features[torch.from_numpy(which)], rows.labels[which])
+    features = rows.features[torch.from_numpy(which)]
+    return replace(rows, ids=rows.ids[which], features=features, labels=rows.labels[which])

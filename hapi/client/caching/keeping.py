@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,16 @@ from hapi.client.caching.code_watch import CodeWatch
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling, rows_where
-from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, view_of
+from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, rounding_at, view_of
 from hapi.client.caching.sources import PassFeatures, in_part
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.tried_codecs import TriedCodecs
+from hapi.client.planning.cache_facts import KeptAt
 from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
+from hapi.codecs.names import NONE
 from hapi.errors import UsageError
 from hapi.models.devices import arithmetic_name
 from hapi.profiler.reuse.choose import ReusePlan
@@ -59,8 +62,10 @@ class Keeping(Closing):
         buffers: BufferPool,
         tried: TriedCodecs,
         tracer: Tracer,
+        split: Callable[[], int] | None = None,
     ) -> None:
-        """Open the caches that ``job_context`` has a folder for; ``tried`` tells of cuts that nothing was kept at yet.
+        """Open the caches that ``job_context`` has a folder for; ``tried`` tells of cuts that nothing was kept at yet,
+        ``split`` where samples cross now.
 
         Raises:
             UsageError: features are to be kept in any case, and may not be.
@@ -69,6 +74,7 @@ class Keeping(Closing):
         self._settings, self._job_context = settings, job_context
         self._buffers, self._tried, self._tracer = buffers, tried, tracer
         self._always = settings.cache == "on"
+        self._split = split or (lambda: job_context.split)
         self.samples: Mapping[DatasetReference, SampleCache] = open_caches(job_context)
         """Caches of stored samples that may be used, by dataset."""
         self._samples = dict(self.samples)
@@ -77,8 +83,8 @@ class Keeping(Closing):
         self._features: dict[str, FeatureCache] = {}
         self._memory_bytes = memory_bound(settings.cache_memory)
         self._codes: tuple[ServerCode, ...] | None = None
-        self._keys: dict[tuple[tuple[ServerCode, ...], int, bool, int], FeatureKey | Refusal] = {}
-        """Keys of the pass that is under way, by codes, cut, whether of the validation samples, and view."""
+        self._keys: dict[tuple[object, ...], FeatureKey | Refusal] = {}
+        """Keys of the pass that is under way, by codes, cut, whether of the validation samples, view, and rounding."""
         self._watch = CodeWatch()
         self._trusted = True
         self.cut = job_context.last_split
@@ -115,15 +121,17 @@ class Keeping(Closing):
                 found[validation] = key.reason
         return found
 
-    def _key(self, epoch: int, validation: bool) -> FeatureKey | Refusal:
+    def _key(self, epoch: int, validation: bool, split: int | None = None) -> FeatureKey | Refusal:
+        """The key of samples that cross at ``split``, or where they do now."""
         if self._codes is None:
             self._codes = codes_of(self._job_context)
             self._watch.expect(server.code for server in self._codes)
         view = 0 if validation else view_of(self._job_context, epoch)
-        at = self._codes, self.cut, validation, view
+        context, split = self._job_context, self._split() if split is None else split
+        at = self._codes, self.cut, validation, view, rounding_at(context, min(split, self.cut))
         if at not in self._keys:
             self._keys[at] = feature_key(
-                self._job_context, self.cut, validation=validation, view=view, codes=self._codes
+                context, self.cut, validation=validation, view=view, codes=self._codes, split=split
             )
         return self._keys[at]
 
@@ -131,12 +139,15 @@ class Keeping(Closing):
         """Look at the frozen weights anew: a caller may have changed them since the pass before."""
         self._keys.clear()
 
-    def source(self, counts: KeptCounts, epoch: int, *, validation: bool) -> PassFeatures | None:
+    def source(
+        self, counts: KeptCounts, epoch: int, split: int | None, *, validation: bool
+    ) -> PassFeatures | None:
         """Return the kept features of the samples of a pass that begins; None when there are none.
 
         Args:
             counts: takes what the pass reads and keeps.
             epoch: number from 0.
+            split: where most of its samples cross; None where a caller names it for each batch.
             validation: whether the pass is over the validation samples.
         """
         context = self._job_context
@@ -147,14 +158,15 @@ class Keeping(Closing):
             or not self._trusted
             or validation in self.refusals
             or not self._reads
+            or (split is None and context.wire_rounding != NONE)
         ):
             return None
-        key = self._key(epoch, validation)
+        key = self._key(epoch, validation, split)
         if isinstance(key, Refusal):
             return None
         dtype = context.frozen.output_dtypes()[self.cut]
         form = (context.held_out if validation else context.description).label_form
-        cache = self._cache(key, validation=validation)
+        cache = self._cache(key)
         cache.refresh()
         ids = context.training_ids
         if self.fills and not validation and context.views is None and context.processes == 1:
@@ -164,7 +176,7 @@ class Keeping(Closing):
             cache, self.cut, dtype, form, self._buffers, counts, self._tracer, self._watch, part
         )
 
-    def _cache(self, key: FeatureKey, *, validation: bool) -> FeatureCache:
+    def _cache(self, key: FeatureKey) -> FeatureCache:
         """The cache of ``key``, opened when it is not yet."""
         context = self._job_context
         if context.cache_folder is None:
@@ -172,7 +184,8 @@ class Keeping(Closing):
         if key.digest not in self._features:
             taken = sum(cache.memory_bytes for cache in self._features.values())
             smallest = min(FEWEST_ROWS, context.ranks.largest_part(self._settings.bs))
-            description = context.held_out if validation else context.description
+            own = key.dataset == context.description.reference
+            description = context.description if own else context.held_out
             cache = self._features[key.digest] = FeatureCache(
                 context.cache_folder,
                 key,
@@ -183,7 +196,8 @@ class Keeping(Closing):
                 codec=self._settings.cache_codec,
                 reads=max(1, self._settings.epochs - 1),
             )
-            if figures := self._tried.at(key.cut, self._settings.cache_codec, records=True):
+            figures = self._tried.at(key.cut, self._settings.cache_codec, records=True)
+            if figures and key.rounding is None:  # those that are tried were not rounded
                 cache.codec.expect(figures)
             if self._codec is not None:
                 cache.codec.follow(self._codec)
@@ -235,12 +249,23 @@ class Keeping(Closing):
         ids: IntArray = np.setdiff1d(context.training_ids, np.concatenate(planned), assume_unique=True)
         return ids[in_part(ids, part) & ~source.cache.held(ids)]
 
-    def training_features(self) -> Mapping[int, FeatureCache]:
-        """Return the cache of the training samples' features by its cut; none where they may not be kept."""
-        if self._job_context.cache_folder is None or not self._trusted or False in self.refusals:
+    def training_features(self) -> Mapping[KeptAt, FeatureCache]:
+        """Return the cache of the training samples' features by its cut; none where they may not be kept.
+
+        Where the wire rounds, also by the split that they came by: the present one, and those that there are some of.
+        """
+        context, folder, now = self._job_context, self._job_context.cache_folder, self._split()
+        key = Refusal("") if folder is None or not self._trusted or self.refusal else self._key(0, False)
+        if folder is None or isinstance(key, Refusal):
             return {}
-        key = self._key(0, False)
-        return {} if isinstance(key, Refusal) else {self.cut: self._cache(key, validation=False)}
+        if context.wire_rounding == NONE:
+            return {KeptAt(self.cut): self._cache(key)}
+        found = {KeptAt(self.cut, now): self._cache(key)}
+        for split in range(self.cut + 1):
+            other = replace(key, rounding=rounding_at(context, split))
+            if split != now and (other.digest in self._features or FeatureCache.is_begun(folder, other)):
+                found[KeptAt(self.cut, split)] = self._cache(other)
+        return found
 
     def codecs(self) -> tuple[CutCodecs, ...]:
         """Return the codecs of kept features of training samples, by cut: the one of most that are kept, if any, else
@@ -248,7 +273,7 @@ class Keeping(Closing):
         """
         wanted, found = self._settings.cache_codec, []
         on = None if wanted == "auto" else wanted
-        for cut, cache in self.training_features().items():
+        for (cut, _), cache in list(self.training_features().items())[:1]:  # that of the present split
             kept = cache.stored_as()
             if kept is not None and cache.share(self._job_context.training_ids) > 0.5:
                 found.append(CutCodecs.measured(cut, (kept,), on=kept.name))
@@ -297,11 +322,26 @@ class Keeping(Closing):
         if self._watch.changed:
             source.counts.wrote(0, 0, len(computed.ids))
             return
+        cache = self._cache_of(source, computed)
+        if cache is None:
+            source.counts.wrote(0, 0, len(computed.ids))
+            return
         computed = rows_where(computed, in_part(computed.ids, source.part))
         if not len(computed.ids):
             return
-        self._filling.offer(source.cache, computed, source.counts, times)
-        self._forecast.offered(source.cache, len(computed.ids))
+        self._filling.offer(cache, computed, source.counts, times)
+        self._forecast.offered(cache, len(computed.ids))
+
+    def _cache_of(self, source: PassFeatures, computed: ComputedRows) -> FeatureCache | None:
+        """The cache for ``computed``: another one where it was rounded at the split to which the plan has moved
+        since the pass began. None for a split that was taken for profiling alone.
+        """
+        key = source.cache.key
+        if computed.rounding == key.rounding:
+            return source.cache
+        if computed.rounding != rounding_at(self._job_context, min(self._split(), source.cut)):
+            return None
+        return self._cache(replace(key, rounding=computed.rounding))
 
     @property
     def why(self) -> str:

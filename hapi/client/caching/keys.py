@@ -11,8 +11,8 @@ A key is built once for each cut (and view) that features are kept at, before th
 The held-out samples have a transform of their own, and may be another dataset: ``validation=True``. With
 ``--augment-views K`` there are K keys, one for each view; epoch e has the samples of ``view_of(job_context, e)``.
 
-A key holds while the servers are those that ``codes`` came from. It does not depend on the split: layers after it run
-on this side, of the same digest, and both sides' code is in the key.
+A key holds while the servers are those that ``codes`` came from. It does not depend on the split, unless features are
+rounded there: layers after it run on this side, of the same digest, and both sides' code is in the key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi.cache.code_version import code_version
-from hapi.cache.feature_key import FeatureKey
+from hapi.cache.feature_key import FeatureKey, WireRounding
 from hapi.client.job_context import JobContext
 from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.trouble import is_servers_fault
@@ -33,6 +33,7 @@ from hapi.models.graph.user_code import unread_layer
 from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.cache_room import CacheRoom
+from hapi.wire.frames import codec_fits
 from hapi.wire.references import Augmentation, DatasetReference, check_digest
 from hapi.wire.transport.base import Transport
 
@@ -134,6 +135,7 @@ def feature_key(
     validation: bool = False,
     view: int = 0,
     codes: Sequence[ServerCode],
+    split: int | None = None,
 ) -> FeatureKey | Refusal:
     """Return the key of the samples' features at ``cut``, or the reason why they may not be kept.
 
@@ -143,6 +145,7 @@ def feature_key(
         validation: the held-out samples instead of the training ones.
         view: which of the run's views, from 0; without views the only one.
         codes: of all servers of the run (:func:`codes_of`).
+        split: layer after which samples cross, up to ``cut``; None for the run's fixed one, or its first.
     """
     if cut > job_context.last_split:
         return Refusal(_trained(job_context.model.layers[job_context.last_split]))
@@ -151,10 +154,6 @@ def feature_key(
         if job_context.views is None:
             return Refusal(_random(transform.augment))
         transform = transform.at(job_context.order.seed, view % job_context.views)
-    if job_context.wire_rounding != NONE:
-        return Refusal(
-            f"--wire-codec {job_context.wire_rounding} rounds what crosses, so features depend on where the split was"
-        )
     unknown = [server for server in codes if server.code is None]
     if unknown:
         why = (
@@ -189,7 +188,17 @@ def feature_key(
         precision=job_context.precision,
         tf32=job_context.tf32,
         code=joined_code([server.code for server in codes if server.code is not None]),
+        rounding=rounding_at(job_context, min(cut, job_context.split if split is None else split)),
     )
+
+
+def rounding_at(job_context: JobContext, split: int) -> WireRounding | None:
+    """Return how a run rounds what crosses at ``split``; None where it comes as it is, like stored samples."""
+    codec = job_context.wire_rounding
+    if codec == NONE or not split:
+        return None
+    dtype = str(job_context.frozen.output_dtypes()[split]).removeprefix("torch.")
+    return WireRounding(codec, split) if codec_fits(codec, dtype) else None
 
 
 def joined_code(codes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hapi.arrays import IntArray
+from hapi.cache.feature_key import WireRounding
 from hapi.client.caching.filling import ComputedRows
 from hapi.client.caching.sources import KeptRows, PassFeatures
 from hapi.client.delivery.frozen_layers import FrozenLayers
@@ -19,6 +20,7 @@ from hapi.client.memory import to_device
 from hapi.client.planning.counts import Kind
 from hapi.client.planning.meter import Meter
 from hapi.client.soundness import check_finite
+from hapi.codecs.names import LOSSY
 from hapi.errors import DataError, HapiError
 from hapi.models.devices import finish
 
@@ -137,7 +139,9 @@ class Assembly:
             features, ids, labels = features[rows.to(self._device)], ids[rows.numpy()], labels[rows.numpy()]
         copy = self._buffers.tensor(tuple(features.shape), source.dtype)
         copy.copy_(features, non_blocking=True)
-        return ComputedRows(ids, copy, labels.copy())
+        job = fetched.job
+        rounding = WireRounding(job.codec, job.split) if job.codec in LOSSY else None
+        return ComputedRows(ids, copy, labels.copy(), rounding)
 
     def _merged(
         self, features: torch.Tensor, batch: Batch, rows: torch.Tensor | None, cut: int, meet: int

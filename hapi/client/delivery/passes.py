@@ -114,7 +114,7 @@ class Passes:
         source: PassFeatures | None = None
         while first + len(delivered) < len(planned):
             try:
-                source = self._keeping.source(report.kept, epoch, validation=validation)
+                source = self._keeping.source(report.kept, epoch, splits.usual, validation=validation)
                 yield from self._prefetched(splits, epoch, first, planned, delivered, report, source)
             except DeviceMemoryError:
                 unfit, refused = report.unfit, report.refused
@@ -246,8 +246,10 @@ class Passes:
         return assembled
 
     def _keep(self, source: PassFeatures | None, computed: ComputedRows | None) -> None:
-        """Keep what was computed of a batch, once it is on the host."""
-        if source is not None and computed is not None:
+        """Keep what was computed of a batch, once it is on the host; nothing where rounding is uncertain."""
+        if source is None or computed is None:
+            return
+        if computed.rounding is None or not self._codecs.met_older:
             finish(self._device)
             self._keeping.keep(source, computed, self.report.times())
 

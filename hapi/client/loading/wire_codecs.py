@@ -141,6 +141,11 @@ class WireCodecs:
             self._figures[job.split] = measure(parts, job.dtype.itemsize, names)
         return self._figures[job.split]
 
+    @property
+    def met_older(self) -> bool:
+        """True once a server was met that knows of no codecs, whose features come raw."""
+        return bool(self._older)
+
     def costs(self) -> tuple[CutCodecs, ...]:
         """Return the codec that features come in, with what was measured of it, by split; from any thread.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
@@ -18,6 +18,13 @@ SERVER_BYTES = 100 * 10**9
 """Bytes that a server is taken to keep that does not tell: the most that one takes by itself."""
 _REPEATED, _KEPT = 0.1, 0.9
 """A server that was asked again for so much of the data, and had kept less than this part of it, keeps no more."""
+
+
+class KeptAt(NamedTuple):
+    """Cut of kept features, 0 for stored samples, and the split that they came by where it is of meaning."""
+
+    cut: int
+    split: int | None = None
 
 
 class Shares(Protocol):
@@ -45,8 +52,10 @@ class CacheFacts:
     memory_bytes: int = 0
     samples: Callable[[], SampleCache | None] = lambda: None
     """Cache of stored samples that may be used; None where there is none."""
-    features: Callable[[], Mapping[int, Shares]] = dict
-    """Caches of features that may be used, by cut."""
+    features: Callable[[], Mapping[KeptAt, Shares]] = dict
+    """Caches of features that may be used, by cut and split."""
+    rounded: bool = False
+    """True where the wire rounds."""
     refused: Callable[[], str] = lambda: ""
     """Reason why features cannot be kept; empty if they can."""
     rates: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
@@ -65,8 +74,8 @@ class CacheFacts:
         samples, caches = self.samples(), dict(self.features())
         read, write = self.rates()
         if samples is not None:
-            caches[0] = samples
-        kept = {cut: cache.share(self.ids) for cut, cache in caches.items()}
+            caches[KeptAt(0)] = samples
+        kept = {at: cache.share(self.ids) for at, cache in caches.items()}
         storage = Storage(
             # A full disk keeps what it has.
             bytes=self.budget if all(cache.admits for cache in caches.values()) else 0,
@@ -80,7 +89,9 @@ class CacheFacts:
             server=server,
             server_kept=server_kept,
             client_kept=tuple(
-                KeptShare(cut=cut, share=share) for cut, share in sorted(kept.items()) if share
+                KeptShare(cut=at.cut, share=share, split=at.split)
+                for at, share in sorted(kept.items())
+                if share
             ),
             codecs=self.codecs(),
             wire_codecs=self.wire_codecs(),
@@ -88,6 +99,7 @@ class CacheFacts:
             trainers=self.trainers,
             refused=self.refused(),
             samples_refused="" if samples is not None else "there is no cache of stored samples",
+            rounded=self.rounded,
         )
 
     def _server_facts(self) -> tuple[Storage | None, tuple[KeptShare, ...]]:

@@ -27,6 +27,10 @@ class Splits(Protocol):
     """Source of the splits of a pass's batches."""
 
     @property
+    def usual(self) -> int | None:
+        """Split of most batches that open now; None where a caller names each batch's."""
+
+    @property
     def measured(self) -> bool:
         """True when the costs of these batches count for the plan."""
 
@@ -65,6 +69,11 @@ class Fixed:
     job_context: JobContext
     split: int
     validation: bool = False
+
+    @property
+    def usual(self) -> int | None:
+        """The only split."""
+        return self.split
 
     @property
     def measured(self) -> bool:
@@ -113,6 +122,11 @@ class Named(Fixed):
         self._split_of = split_of
         self._range = SplitRange(weights_from, job_context.last_split)
 
+    @property
+    def usual(self) -> None:
+        """None: the caller names them."""
+        return None
+
     def open(self, number: int) -> ExtractionJob:
         """Return the job at the caller's split."""
         split = self._split_of(number)
@@ -132,6 +146,11 @@ class Planned:
     batches: int
     """Batches of the whole epoch, of which a resumed one runs the last."""
     measured = True
+
+    @property
+    def usual(self) -> int | None:
+        """The controller's split."""
+        return self.planning.split
 
     def begin(self) -> None:
         """Begin a pass of the controller."""

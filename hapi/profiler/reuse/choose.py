@@ -146,7 +146,8 @@ def choose_reuse(
     if features is not None:
         costs["keep here"] = _limited(profile, job, facts, prices, features, order)
     if job.alternate:
-        for mode in ("recompute", "keep here"):
+        modes: tuple[Mode, ...] = ("recompute", "keep here")
+        for mode in modes[: 1 if facts.rounded else 2]:  # what two splits round is kept apart
             costs[mode] = _alternating(profile, job, facts, prices, objective, costs[mode], taken)
     return _decided(job, facts, objective, costs, always)
 
@@ -329,7 +330,7 @@ def _decided(
 
 def _kept_before(facts: ReuseFacts, choice: Choice) -> float:
     on_server = choice.mode == "keep there"
-    return facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
+    return facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut, choice.split)
 
 
 def _shown(cost: JobCost, objective: Objective) -> str:

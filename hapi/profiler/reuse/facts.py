@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast, get_args
 
@@ -124,6 +124,8 @@ class KeptShare:
 
     cut: int
     share: float
+    split: int | None = None
+    """Split that they came by, where they are rounded on the wire; None where any gives the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +149,17 @@ class ReuseFacts:
     """Reason why features cannot be kept; empty if they can."""
     samples_refused: str = ""
     """Reason why stored samples cannot be kept here; empty if they can."""
+    rounded: bool = False
+    """True where the wire rounds: what is kept here is of one split, and serves no other."""
 
-    def client_share(self, cut: int) -> float:
-        """Return the share of the samples that is kept here at ``cut``."""
-        return next((kept.share for kept in self.client_kept if kept.cut == cut), 0.0)
+    def client_share(self, cut: int, split: int | None = None) -> float:
+        """Return the share of the samples that is kept here at ``cut``, and may be used beside those of ``split``."""
+        shares = (
+            kept.share
+            for kept in self.client_kept
+            if kept.cut == cut and (split is None or kept.split in (None, split))
+        )
+        return max(shares, default=0.0)
 
     def server_share(self, cut: int) -> float:
         """Return the share of the samples that the server has kept at ``cut``."""
@@ -171,6 +180,13 @@ class ReuseFacts:
     @classmethod
     def from_json(cls, document: Any, where: str = "reuse") -> Self:
         """Parse ``document``; :class:`ConfigError` names the first field below ``where`` that is wrong."""
+        if isinstance(document, Mapping):  # what is usual need not be said
+            document = {"rounded": False, **document}
+            for name in ("client_kept", "server_kept"):
+                if isinstance(kept := document.get(name), list | tuple):
+                    document[name] = [
+                        {"split": None, **one} if isinstance(one, Mapping) else one for one in kept
+                    ]
         return cast(Self, read_strictly(cls, document, where))
 
 

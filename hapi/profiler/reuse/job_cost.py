@@ -110,7 +110,8 @@ class JobPricer:
         self.kept_before = 0.0
         if choice.mode != "recompute":
             self.storage = self._filled(facts.server if on_server else facts.client)
-            self.kept_before = facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
+            own_share = facts.client_share(choice.cut, choice.split)
+            self.kept_before = facts.server_share(choice.cut) if on_server else own_share
         self.unused = (1 - choice.limit) * self.kept_before
         """Share of the samples that is kept, and not read."""
         self.kept_before -= self.unused
