@@ -21,7 +21,7 @@ from hapi.offload.loop.fixed import FixedOptimizer
 from hapi.offload.loop.hooks import attach, is_alone
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.loop.pending import PendingGradients
-from hapi.offload.loop.verdict import StepWatch
+from hapi.offload.loop.verdict import StepWatch, resumed
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.records import Records
@@ -365,7 +365,8 @@ class OffloadedOptimizer(FixedOptimizer):
         self.steps += 1
         self._counts["taken_steps"] += 1
         counts = [known.steps for known in self._parameters]
-        self._engine.commit(self._shards.own(wanted), self.steps, counts, self._small.capture())
+        extra = self._small.capture(self.param_groups)
+        self._engine.commit(self._shards.own(wanted), self.steps, counts, extra)
 
     # -- states that come from elsewhere ---------------------------------------------------------------------
 
@@ -378,11 +379,9 @@ class OffloadedOptimizer(FixedOptimizer):
                 for known, steps in zip(self._parameters, committed.parameter_steps, strict=True):
                     known.steps = steps
                 self._records.take_over()
-                self._small.restore(committed.extra)
-                log.warning(
-                    "%s holds step %d of a job that was ended: it goes on there; remove its folder hapi-offload "
-                    "to begin anew", self._where, self.steps,
-                )  # fmt: skip
+                is_scheduled = self._small.restore(committed.extra, self.param_groups)
+                self._opt_called = True  # torch's word for a step: a scheduler is moved on before the next one
+                log.warning("%s", resumed(self._where, self.steps, is_scheduled=is_scheduled))
             elif any(optimizer.state.values()):
                 self._import(optimizer.state)
         optimizer.state.clear()
@@ -393,8 +392,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._records.write(states)
         self.steps = max((known.steps for known in self._parameters), default=0)
         counts = [known.steps for known in self._parameters]
-        self._engine.commit(
-            self._shards.own(range(len(self._layout.pieces))), self.steps, counts, self._small.capture()
-        )
+        extra = self._small.capture(self.param_groups)
+        self._engine.commit(self._shards.own(range(len(self._layout.pieces))), self.steps, counts, extra)
         self._expected.is_on = False
         self._begin()

@@ -311,7 +311,7 @@ def _make(
             known = parameters[segment.parameter]
             known.pieces.append(piece.number)
             known.parts.append((segment.start, segment.stop))
-    small = SmallState(model)
+    small = SmallState(model, optimizer.param_groups)
     store: StateStore
     if folders:
         store = DiskStates(
@@ -332,10 +332,9 @@ def _make(
 def _signature(
     kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter], small: SmallState, ranks: int
 ) -> str:
-    """Return what a job is recognised by: optimiser, parameters and their order."""
+    """Return what a job is recognised by: optimiser, parameters, their order and groups."""
     facts: list[Any] = [kind.__name__, small.nbytes, ranks]
-    facts += [
-        [known.name, list(known.parameter.shape), str(known.parameter.dtype), list(known.state_names)]
-        for known in parameters
-    ]
+    for known in parameters:
+        form = [list(known.parameter.shape), str(known.parameter.dtype), list(known.state_names)]
+        facts.append([known.name, known.group, *form])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

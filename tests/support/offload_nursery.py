@@ -10,9 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from support.offload_loops import (
     accumulated,
@@ -35,8 +37,18 @@ LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None]]] = {
     "clipped": (tied_model, clipped),
     "accumulated": (tied_model, accumulated),
     "half": (half, clipped),
+    "scheduled": (tied_model, clipped),
 }
 """The model has tied embeddings, frozen layers between, and two groups."""
+
+
+def warmed_up(optimizer: Any) -> SequentialLR:
+    """Make a scheduler with a warm-up, moved on to the optimizer's step as the docs say it."""
+    parts = [LinearLR(optimizer, 0.1, total_iters=7), CosineAnnealingLR(optimizer, 50)]
+    scheduler = SequentialLR(optimizer, parts, [7])
+    for _ in range(optimizer.steps):
+        scheduler.step()
+    return scheduler
 
 
 def say(*words: object) -> None:
@@ -50,8 +62,11 @@ def train(folder: Path, steps: int, loop: str) -> None:
     torch.manual_seed(21)
     optimizer = offloaded(model, torch.optim.AdamW(groups_of(model), lr=1e-2), [folder / "a", folder / "b"])
     say("from", optimizer.steps)
+    scheduler = warmed_up(optimizer) if loop == "scheduled" else None
     for step in range(optimizer.steps, steps):
         one_step(model, optimizer, step)
+        if scheduler is not None:
+            scheduler.step()
         say(optimizer.steps)
     torch.save(model.state_dict(), folder / "model.part")
     (folder / "model.part").rename(folder / "model.pt")

@@ -51,7 +51,11 @@ class FixedOptimizer(torch.optim.Optimizer):
 
 
 def refuse_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimiser that was handed over refuse to step: its gradients and states are another one's."""
+    """Let the optimiser that was handed over refuse to step: its gradients and states are another one's.
+
+    A scheduler that was made with it drives the same groups, and need not warn that it never stepped.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def refuse(*_: object) -> None:
         raise UsageError(

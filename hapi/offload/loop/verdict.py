@@ -1,4 +1,4 @@
-"""Words on what offloading costs a loop, once it is measured."""
+"""Words on what offloading costs a loop, once it is measured, and on where one goes on."""
 
 from __future__ import annotations
 
@@ -36,6 +36,26 @@ def verdict(seconds: float, waited: float, drive_seconds: float) -> str:
         f"offloading costs {format_duration(waited)} of {format_duration(seconds)} a step: the disk takes "
         f"{format_duration(drive_seconds)}; a batch {factor:.1f} times as large, as many accumulated passes, or fewer "
         "trained layers would hide it"
+    )
+
+
+def resumed(where: str, steps: int, *, is_scheduled: bool) -> str:
+    """Say that a loop goes on from a committed step, and what its scheduler needs for that.
+
+    Args:
+        where: name of the store for people.
+        steps: done.
+        is_scheduled: whether a scheduler drove the learning rate.
+    """
+    text = (
+        f"{where} holds step {steps} of a job that was ended: it goes on there; remove its folder hapi-offload to "
+        "begin anew"
+    )
+    if not is_scheduled:
+        return text
+    return (
+        f"{text}. A scheduler drove its learning rate: move the new one on as often as that stepped, where that was "
+        "after each step by: for _ in range(optimizer.steps): scheduler.step()"
     )
 
 
