@@ -169,12 +169,13 @@ class Engine:
                     pass
             self._condition.notify_all()
 
-    def read_record(self, number: int) -> Bytes:
-        """Read a piece's valid record into memory of its own."""
+    def read_record(self, number: int, *, is_new: bool = False) -> Bytes:
+        """Read a piece's valid record into memory of its own, or the ``is_new`` one of the running step."""
         self._wait(lambda: not self._writing[number])
         piece = self._pieces[number]
         buffer = buffer_of(piece.nbytes)
-        self._store.read(piece, self.slots[number], buffer, 0, piece.nbytes)
+        slot = self.slots[number]
+        self._store.read(piece, 1 - slot if is_new else slot, buffer, 0, piece.nbytes)
         return buffer
 
     def write_record(self, number: int, record: Bytes) -> None:

@@ -21,6 +21,7 @@ from hapi.offload.loop.fixed import FixedOptimizer
 from hapi.offload.loop.hooks import attach, is_alone
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.loop.pending import PendingGradients
+from hapi.offload.loop.speculation import Speculation
 from hapi.offload.loop.verdict import StepWatch, resumed
 from hapi.offload.parameters import TrainedParameter, check_untouched
 from hapi.offload.pieces import Layout, StatePiece
@@ -82,14 +83,9 @@ class OffloadedOptimizer(FixedOptimizer):
         self._shards = Shards(model, self._parameters, layout)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
         self._pending = PendingGradients(layout, self._parameters, self._engine.has_record)
-        self._speculated: dict[int, list[tuple[int, int]]] = {}
-        """Pieces that were handed to the engine before the step, each with its parameters' and gradients' numbers."""
-        self._redone: set[int] = set()
-        """Pieces whose values in memory are not those before the step."""
-        self._is_taken_back = False  # whether what this step computed ahead was forgotten
         self.steps = 0
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
-        self._counts = {"taken_steps": 0, "redone_steps": 0, "restored_steps": 0, "speculated_pieces": 0}
+        self._taken_steps = 0
         self._kept = KeptGradients(store, PENDING_BYTES // 2)
         self._lifetime = Lifetime(self._engine, self._kept, store, where, resumes=resumes)
         self._activations = activations
@@ -97,16 +93,19 @@ class OffloadedOptimizer(FixedOptimizer):
         self._watch = StepWatch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
         """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
+        if keep_gradients is None and store.lacked_gradient:
+            keep_gradients = True
         self._expected = Expectation(
             [piece.number for piece in layout.pieces], self._is_alone and mode != "serial", keep_gradients
         )
+        self._ahead = Speculation(self._parameters, self._engine, self._records, self._expected)
         self._take_over(optimizer)
         if self._is_alone:
             self._lifetime.handles += attach(
                 model, self._parameters, self._on_gradient, self._give_values_back
             )
         for known in self._parameters:
-            known.kept, known.on_change = self._kept, self._undo
+            known.kept, known.on_change = self._kept, self._ahead.undo
         self._begin()
 
     # -- what a loop calls -----------------------------------------------------------------------------------
@@ -128,13 +127,10 @@ class OffloadedOptimizer(FixedOptimizer):
             self._engine.drain()
             check_untouched(self._parameters)
             is_alike = all(map(same_options, options, self._update.options))
-            if self._speculated and not (is_alike and self._expected.is_met(self._speculated, self._used)):
-                self._counts["redone_steps"] += 1
-                self._redone = set(self._speculated)
-                self._take_back()
+            self._ahead.resolve(is_alike=is_alike, used=self._used)
             wanted = {number for known in active for number in known.pieces}
             self._update.options, self._update.expected = options, None
-            late = [number for number in self._expected.order if number in wanted - set(self._speculated)]
+            late = [number for number in self._expected.order if number in wanted - set(self._ahead.pieces)]
             if not self._is_alone:
                 self._engine.settle()
                 self._shards.meet()  # all have committed the step before
@@ -144,7 +140,7 @@ class OffloadedOptimizer(FixedOptimizer):
             self._shards.share_values(sorted(wanted))
             self._commit(active, wanted)
         self._lifetime.has_recovered()
-        self._expected.learn(active, self._is_taken_back)
+        self._expected.learn(active, self._ahead.is_dropped)
         self._activations.step_done()
         if self._watch.step_done() and self._mode == "active":
             self._engine.take_room(self._activations.spare_bytes)
@@ -154,8 +150,8 @@ class OffloadedOptimizer(FixedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients; with ``set_to_none`` False they become zeros."""
         with self._lifetime.guarded():
-            self._undo()
-            self._is_taken_back = False
+            self._ahead.undo()
+            self._ahead.is_dropped = False
             for known in self._parameters:
                 if set_to_none or known.parameter.grad is None:
                     known.parameter.grad = None
@@ -169,7 +165,7 @@ class OffloadedOptimizer(FixedOptimizer):
         Parameters in half precision have their master weights as a further state, ``master``.
         """
         with self._lifetime.guarded():
-            self._undo()
+            self._ahead.put_aside()
             self._engine.settle()
             packed = super().state_dict()
             packed["state"] = self._records.states()
@@ -178,7 +174,7 @@ class OffloadedOptimizer(FixedOptimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the states of this or of the user's own optimiser; they are written to their place."""
         with self._lifetime.guarded():
-            self._undo()
+            self._ahead.undo()
             numbered = state_dict["state"]
             super().load_state_dict({**state_dict, "state": {}})
             ordered = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -190,13 +186,21 @@ class OffloadedOptimizer(FixedOptimizer):
         It reads the states piece by piece.
         """
         with self._lifetime.guarded():
-            self._undo()
+            self._ahead.put_aside()
             self._engine.settle()
             return self._records.find_not_finite()
 
     def report(self) -> dict[str, Any]:
         """Return bytes, seconds and numbers of pieces and steps so far; ``activations`` has those of the layers."""
-        counts = {"steps": self.steps, **self._counts, **asdict(self._engine.traffic)}
+        ahead = self._ahead
+        counts = {
+            "steps": self.steps,
+            "taken_steps": self._taken_steps,
+            "redone_steps": ahead.redone_steps,
+            "restored_steps": ahead.restored_steps,
+            "speculated_pieces": ahead.all_pieces,
+            **asdict(self._engine.traffic),
+        }
         return {"mode": self._mode, "where": self._where, **counts, "activations": self._activations.report()}
 
     def __enter__(self) -> OffloadedOptimizer:
@@ -216,7 +220,7 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def _give_values_back(self) -> None:
         with self._lifetime.guarded():
-            self._undo()
+            self._ahead.put_aside()
 
     def _on_gradient(self, known: TrainedParameter) -> None:
         gradient = known.parameter.grad
@@ -233,7 +237,7 @@ class OffloadedOptimizer(FixedOptimizer):
                 known.accumulate(gradient.detach(), is_own=is_own)
             elif not known.has_gradient or gradient is not known.offloaded:
                 if known.is_submitted:
-                    self._undo()
+                    self._ahead.undo()
                 known.take(gradient)
                 known.parameter.grad = known.offloaded
             del gradient
@@ -256,18 +260,13 @@ class OffloadedOptimizer(FixedOptimizer):
         if known.number not in self._expected.active:
             known.put_away()
             return
-        if not self._speculated:
+        if not self._ahead.pieces:
             self._update.options = [options_of(group) for group in self.param_groups]
             self._update.expected = self._expected.changes
         ready = self._pending.arrive(known)
         for number in ready:
-            used = self._used(number)
-            self._speculated[number] = [(one.number, one.generation) for one in used if one.has_gradient]
-            for one in used:
-                one.is_submitted = one.is_submitted or one.has_gradient
-                one.is_lent = not (self._expected.keeps or one.keeps_in_memory)
+            self._ahead.add(number, self._used(number), is_lent=not self._expected.keeps)
         self._expected.note_arrival(ready)
-        self._counts["speculated_pieces"] += len(ready)
         self._engine.submit(ready)
         self._engine.help()
         if not known.keeps_in_memory:  # those of passes before are read ahead beside
@@ -277,8 +276,9 @@ class OffloadedOptimizer(FixedOptimizer):
     # -- the engine's thread ---------------------------------------------------------------------------------
 
     def _reads_master(self, piece: StatePiece) -> bool:
-        is_redone = piece.number in self._redone
-        return is_redone or any(not known.is_master for known in self._used(piece.number))
+        return piece.number in self._ahead.redone or any(
+            not known.is_master for known in self._used(piece.number)
+        )
 
     def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
         used = [known for known in self._used(piece.number) if known.has_gradient]
@@ -298,9 +298,7 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def _begin(self) -> None:
         """Prepare for the next step's gradients."""
-        self._speculated.clear()
-        self._redone.clear()
-        self._is_taken_back = False
+        self._ahead.begin()
         self._pending.begin(self._expected.active)
         for known in self._parameters:
             known.is_submitted = known.takes_memory = known.is_added_to = False
@@ -317,7 +315,7 @@ class OffloadedOptimizer(FixedOptimizer):
             gradient = known.parameter.grad
             if known.has_gradient and gradient is not known.offloaded:
                 if known.is_submitted:
-                    self._undo()
+                    self._ahead.undo()
                 known.drop()
             if gradient is None:
                 continue
@@ -332,30 +330,6 @@ class OffloadedOptimizer(FixedOptimizer):
         """Return a piece's parameters."""
         return [self._parameters[segment.parameter] for segment in self._layout.pieces[number].segments]
 
-    def _take_back(self) -> None:
-        """Forget what was computed ahead; the records before are intact."""
-        self._is_taken_back = True
-        self._engine.forget_loaded()
-        self._speculated.clear()
-        self._expected.is_on = False
-        for known in self._parameters:
-            known.is_submitted = False
-            known.pieces_left = len(known.pieces)
-
-    def _undo(self) -> None:
-        """Give the parameters in memory their values of before the step that was begun."""
-        if not self._speculated:
-            return
-        self._counts["restored_steps"] += 1
-        self._engine.drain()
-        check_untouched(self._parameters)
-        numbers = list(self._speculated)
-        self._take_back()
-        self._records.restore(numbers)
-        for known in self._parameters:
-            if known.writes:
-                known.settle()
-
     def _commit(self, active: Sequence[TrainedParameter], wanted: set[int]) -> None:
         for known in active:
             known.steps += 1
@@ -363,7 +337,7 @@ class OffloadedOptimizer(FixedOptimizer):
             if not self._is_alone:
                 known.drop()
         self.steps += 1
-        self._counts["taken_steps"] += 1
+        self._taken_steps += 1
         counts = [known.steps for known in self._parameters]
         extra = self._small.capture(self.param_groups)
         self._engine.commit(self._shards.own(wanted), self.steps, counts, extra)
@@ -380,7 +354,9 @@ class OffloadedOptimizer(FixedOptimizer):
                     known.steps = steps
                 self._records.take_over()
                 is_scheduled = self._small.restore(committed.extra, self.param_groups)
-                self._opt_called = True  # torch's word for a step: a scheduler is moved on before the next one
+                self._opt_called = (
+                    True  # torch's word for a step: a scheduler is moved on before the next one
+                )
                 log.warning("%s", resumed(self._where, self.steps, is_scheduled=is_scheduled))
             elif any(optimizer.state.values()):
                 self._import(optimizer.state)

@@ -335,10 +335,12 @@ class TrainedParameter:
         self._norm = None
 
     def _gone(self) -> GradientGoneError:
+        self.kept.note_lacking()
         return GradientGoneError(
             f"the gradient of {self.name} was consumed as backward made it, and is needed again: between backward and "
-            "step the loop changed it, an option, or the weights, which it did not in its first steps; give "
-            "keep_gradients=True to hapi.offload_training"
+            "step the loop looked at it, added to it, or changed it or an option, which it did not in its first steps; "
+            "the last step is committed, and a next run on this folder goes on from it and keeps gradients, as "
+            "keep_gradients=True does from the beginning"
         )
 
     def _read(self, start: int, stop: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,26 @@ class Records:
         self._parameters, self._layout, self._engine, self._store = parameters, layout, engine, store
 
     @torch.no_grad()
-    def restore(self, numbers: Iterable[int]) -> None:
-        """Give the parameters in memory the master weights of these pieces."""
+    def restore(
+        self,
+        numbers: Iterable[int],
+        wanted: Callable[[TrainedParameter], bool] = lambda known: True,
+        *,
+        are_new: bool = False,
+    ) -> None:
+        """Give the ``wanted`` parameters in memory the master weights of these pieces.
+
+        Args:
+            numbers: of the pieces.
+            wanted: says whether a parameter gets them.
+            are_new: take those that were computed for the running step, and are not valid yet.
+        """
         for number in numbers:
-            record = self._engine.read_record(number)
+            record = self._engine.read_record(number, is_new=are_new)
             for segment in self._layout.pieces[number].segments:
-                flat = self._parameters[segment.parameter].flat
-                flat[segment.start : segment.stop].copy_(master_of(segment, record))
+                known = self._parameters[segment.parameter]
+                if wanted(known):
+                    known.flat[segment.start : segment.stop].copy_(master_of(segment, record))
 
     def gradient_spans(self, numbers: Iterable[int]) -> Iterator[GradientSpan]:
         """Yield where kept gradients of these pieces lie."""

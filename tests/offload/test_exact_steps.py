@@ -14,7 +14,6 @@ from support.offload_loops import (
     Loop,
     accumulated,
     backward,
-    batch,
     clipped,
     disorderly,
     groups_of,
@@ -31,8 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import UsageError
 from hapi.offload.engine import Engine
-from hapi.offload.failures import GradientGoneError
-from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.training import offload_training
@@ -368,20 +365,6 @@ def test_what_fits_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert "states stay in memory" in caplog.text
 
 
-def test_a_gradient_that_was_not_kept_is_named(tmp_path: Path) -> None:
-    model = images_model()
-    moved = offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path)
-    train(model, moved, range(6), plain)
-    moved.zero_grad()
-    backward(model, 6)
-    first = next(model.parameters())
-    assert isinstance(first.grad, OffloadedGradient)
-    assert first.grad.shape == first.shape
-    with pytest.raises(GradientGoneError, match="keep_gradients=True"):
-        print(first.grad.sum())
-    moved.close()
-
-
 def test_a_parameter_that_is_changed_between_backward_and_step_is_named(tmp_path: Path) -> None:
     model = images_model()
     moved = offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path)
@@ -393,53 +376,3 @@ def test_a_parameter_that_is_changed_between_backward_and_step_is_named(tmp_path
     with pytest.raises(UsageError, match=r"6\.weight was changed in place between backward and step"):
         moved.step()
     moved.close()
-
-
-def lower_rate(model: nn.Module, optimizer: Any) -> None:
-    optimizer.param_groups[0]["lr"] *= 0.9
-
-
-def halve(model: nn.Module, optimizer: Any) -> None:
-    for parameter in model.parameters():
-        parameter.grad.mul_(0.5)  # type: ignore[union-attr]
-
-
-def replace_one(model: nn.Module, optimizer: Any) -> None:
-    first = next(model.parameters())
-    first.grad = torch.full_like(first, 0.01)
-
-
-def evaluate(model: nn.Module, optimizer: Any) -> None:
-    model.eval()
-    with torch.no_grad():
-        model(batch(model, 5)[0])
-    model.train()
-
-
-def once_more(model: nn.Module, optimizer: Any) -> None:
-    backward(model, 99)
-
-
-SURPRISES = [lower_rate, halve, replace_one, evaluate, once_more]
-
-
-@pytest.mark.parametrize("act", SURPRISES)
-@pytest.mark.parametrize("first", [0, 6])
-def test_what_a_loop_does_late_is_equal_or_refused(
-    act: Callable[[nn.Module, Any], None], first: int, tmp_path: Path
-) -> None:
-    def loop(model: nn.Module, optimizer: Any, step: int) -> None:
-        optimizer.zero_grad()
-        backward(model, step)
-        if step >= first:
-            act(model, optimizer)
-        optimizer.step()
-
-    if first:
-        with pytest.raises(GradientGoneError, match=r"needed again.* give keep_gradients=True"):
-            both(images_model, "adamw", loop, 9, tmp_path)
-    model, _, twin, moved = both(
-        images_model, "adamw", loop, 9, tmp_path / "more", keep_gradients=first > 0 or None
-    )
-    with moved:
-        assert weights_equal(model, twin)

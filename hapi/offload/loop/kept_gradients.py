@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,11 @@ class KeptGradients:
             if self._reading is not None and at <= self._reading < at + nbytes:
                 self._is_outdated = True
             self._condition.notify_all()
+
+    def note_lacking(self) -> None:
+        """Let the next process keep the gradients, one of which this one lacks."""
+        with suppress(OSError):
+            self._store.note_lacking_gradient()
 
     def close(self) -> None:
         """End the thread."""

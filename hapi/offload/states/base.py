@@ -60,6 +60,13 @@ class StateStore(Protocol):
     def read_gradient(self, at: int, values: Bytes) -> None:
         """Fill ``values`` with kept bytes."""
 
+    @property
+    def lacked_gradient(self) -> bool:
+        """Whether the process before ended because a gradient was not kept."""
+
+    def note_lacking_gradient(self) -> None:
+        """Let :attr:`lacked_gradient` be true for the next process."""
+
     def close(self, *, remove: bool) -> None:
         """Give everything back; ``remove``: the files too."""
 

@@ -16,7 +16,7 @@ from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit
 from hapi.offload.states.commit_file import CommitFile
 from hapi.offload.states.drive import Drive
-from hapi.offload.states.folder import OffloadFolder
+from hapi.offload.states.folder import LACKING, OffloadFolder
 from hapi.process.direct_io import ALIGNMENT, read_whole, write_whole
 from hapi.units import format_bytes
 
@@ -126,6 +126,16 @@ class DiskStates:
     def read_gradient(self, at: int, values: Bytes) -> None:
         """Read a kept gradient."""
         read_whole(self._gradients, at, values)
+
+    @property
+    def lacked_gradient(self) -> bool:
+        """Whether the file of that name is there."""
+        return (self._folders[0].path / LACKING).exists()
+
+    def note_lacking_gradient(self) -> None:
+        """Make a file that the next process finds. Raises OSError."""
+        for folder in self._folders[:1]:
+            (folder.path / LACKING).touch()
 
     def close(self, *, remove: bool) -> None:
         """Close the files; ``remove`` them and give the disks' room back."""

@@ -19,7 +19,9 @@ from hapi.wire.documents import parse_document
 
 NAME = "hapi-offload"
 """Folder that is made in the one that the user names; it is removed at the end."""
-_FILES = ("states", "gradients", "commit", "job.json", "lock")
+LACKING = "gradient-lacked"
+"""File that is there after an end because a gradient was not kept: the next process keeps them."""
+_FILES = ("states", "gradients", "commit", "job.json", LACKING, "lock")
 _FORMAT = 1
 _RANK = re.compile(r"hapi-rank\d+")
 

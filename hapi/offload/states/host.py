@@ -55,6 +55,14 @@ class HostStates:
         """Copy a gradient out."""
         values[:] = self._gradients[at : at + len(values)]
 
+    @property
+    def lacked_gradient(self) -> bool:
+        """False: nothing is found in memory."""
+        return False
+
+    def note_lacking_gradient(self) -> None:
+        """Do nothing."""
+
     def close(self, *, remove: bool) -> None:
         """Give the memory back once no view of it is left."""
         self._slots, self._gradients = [], buffer_of(0)

@@ -1,0 +1,111 @@
+"""Updates that were computed before the step: kept for it, put aside while the values before are used, or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from hapi.offload.engine import Engine
+from hapi.offload.loop.expectation import Expectation
+from hapi.offload.parameters import TrainedParameter, check_untouched
+from hapi.offload.records import Records
+
+
+class Speculation:
+    """Follows the pieces that were handed to the engine ahead of a step.
+
+    New values are in memory, and new records in the slots that are not valid. A forward pass in between gets the
+    values before; the step then takes the new ones from these slots, and needs no gradient for that. Anything else
+    that changes what the step computes drops all, and it is computed from the gradients that were kept.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[TrainedParameter],
+        engine: Engine,
+        records: Records,
+        expected: Expectation,
+    ) -> None:
+        """``parameters`` by number; ``expected`` is switched off where an expectation was not met."""
+        self._parameters, self._engine, self._records = parameters, engine, records
+        self._expected = expected
+        self.pieces: dict[int, list[tuple[int, int]]] = {}
+        """Pieces, each with its parameters' and gradients' numbers."""
+        self.redone: set[int] = set()
+        """Pieces whose values in memory are not those before the step."""
+        self.is_dropped = False
+        """Whether what this step computed ahead was dropped."""
+        self._is_aside = False
+        self.redone_steps = self.restored_steps = self.all_pieces = 0
+        """Steps that were computed again, steps whose values were given back, and pieces ever computed ahead."""
+
+    def begin(self) -> None:
+        """Begin a step with nothing."""
+        self.pieces.clear()
+        self.redone.clear()
+        self.is_dropped = self._is_aside = False
+
+    def add(self, number: int, used: Iterable[TrainedParameter], *, is_lent: bool) -> None:
+        """Note a piece that is handed over with the gradients of ``used``, which are not kept if they are lent."""
+        active = [one for one in used if one.has_gradient]
+        self.pieces[number] = [(one.number, one.generation) for one in active]
+        self.all_pieces += 1
+        for one in active:
+            one.is_submitted = True
+            one.is_lent = is_lent and not one.keeps_in_memory
+
+    def put_aside(self) -> None:
+        """Give the parameters in memory their values before the step; the new ones stay in their slots."""
+        if not self.pieces or self._is_aside:
+            return
+        self._give_back()
+        self._engine.forget_loaded()
+        self._is_aside, self._expected.is_on = True, False
+        for known in self._parameters:
+            known.is_submitted = False
+
+    def undo(self) -> None:
+        """Give the values before back, and drop the new ones."""
+        if not self.pieces:
+            return
+        if not self._is_aside:
+            self._give_back()
+        self._drop()
+
+    def resolve(self, *, is_alike: bool, used: Callable[[int], Sequence[TrainedParameter]]) -> None:
+        """Keep what the step asks for: new values in memory, or nothing. The engine has no work.
+
+        Args:
+            is_alike: whether the options are those that it was computed with.
+            used: a piece's parameters.
+        """
+        if not self.pieces:
+            return
+        is_met = is_alike and self._expected.is_met(self.pieces, used)
+        if self._is_aside:
+            if is_met and not any(known.is_foreign for number in self.pieces for known in used(number)):
+                self._records.restore(self.pieces, lambda known: known.has_gradient, are_new=True)
+            else:
+                self._drop()
+        elif not is_met:
+            self.redone_steps += 1
+            self.redone = set(self.pieces)
+            self._drop()
+
+    def _give_back(self) -> None:
+        self.restored_steps += 1
+        self._engine.drain()
+        check_untouched(self._parameters)
+        self._records.restore(self.pieces, lambda known: known.writes > 0)
+        for known in self._parameters:
+            if known.writes:
+                known.settle()
+
+    def _drop(self) -> None:
+        """Forget what was computed; the records before are intact."""
+        self.is_dropped, self._is_aside = True, False
+        self._engine.forget_loaded()
+        self.pieces.clear()
+        self._expected.is_on = False
+        for known in self._parameters:
+            known.is_submitted = False
+            known.pieces_left = len(known.pieces)
