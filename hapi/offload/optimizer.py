@@ -14,7 +14,7 @@ from torch import nn
 from hapi.errors import UsageError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.device_staging import staging_for
-from hapi.offload.engine import Engine
+from hapi.offload.engine import Engine, Traffic
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.fixed import FixedOptimizer
@@ -63,6 +63,7 @@ class OffloadedOptimizer(FixedOptimizer):
         keep_gradients: bool | None = None,
         where: str = "",
         activations: ActivationOffload,
+        watch: Callable[[Traffic], StepWatch],
         resumes: bool = True,
     ) -> None:
         """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
@@ -90,7 +91,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._lifetime = Lifetime(self._engine, self._kept, store, where, resumes=resumes)
         self._activations = activations
         activations.on_measure = lambda: self._engine.take_room(0)
-        self._watch = StepWatch(self._engine.traffic)
+        self._watch = watch(self._engine.traffic)
         self._is_alone = self._shards.ranks == 1
         """Whether gradients are whole when backward has made them; otherwise they are reduced first."""
         if keep_gradients is None and store.lacked_gradient:

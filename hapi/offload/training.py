@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from hapi.offload.activations.offload import ActivationOffload, check_policy
 from hapi.offload.layer_memory import GradientRoom
 from hapi.offload.loop.fixed import refuse_steps
 from hapi.offload.loop.hooks import check_not_followed
+from hapi.offload.loop.notices import notice
+from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, plan_pieces
@@ -33,7 +35,7 @@ from hapi.offload.updates import check_optimizer, options_of, state_names
 from hapi.paths import user_path
 from hapi.process.mapped_files import give_back_file_pages
 from hapi.profiler.offload_costs import PENDING_BYTES, OffloadedMemory, keeps_gradients
-from hapi.units import format_bytes, parse_bytes
+from hapi.units import format_bytes, format_duration, parse_bytes
 
 log = logging.getLogger("hapi.offload")
 
@@ -99,7 +101,8 @@ def offload_training(
     rank, ranks = shares_of(model)
     folders = [rank_folder(folder, rank, ranks) for folder in _folders(disk)]
     if room is None or needed <= room:
-        log.info("states stay in memory: they, parameters and gradients take %s", format_bytes(needed))
+        size = format_bytes(needed) + ("" if room is None else f" of {format_bytes(room)}")
+        notice(f"all fits, states stay in memory: they, parameters and gradients take {size}")
         if room is not None:
             ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations).install()
         return model, optimizer
@@ -119,6 +122,7 @@ def offload_states(
     activations: str = "auto",
     resumes: bool = True,
     is_short: bool = False,
+    say: Callable[[str, bool], None] = notice,
 ) -> OffloadedOptimizer:
     """Put the states elsewhere, whether they fit the memory or not; see :func:`offload_training`.
 
@@ -132,30 +136,36 @@ def offload_states(
         activations: as there.
         resumes: whether a next process goes on from the files that a killed one leaves.
         is_short: whether other things take a part of ``room``, so that gradients do not stay in it until the step.
+        say: gets the lines on what it does, each with whether that is a cost.
     """
     needed = sum(_bytes_in_memory(optimizer))
     if room is None:
         room = _room(None, model) or needed
     in_memory = not folders or (not is_short and keeps_gradients(_gradient_bytes(optimizer), room))
     store, layout, small, parameters = _make(model, optimizer, folders, resumes, in_memory=in_memory)
-    log.info(
-        "offloading: parameters, gradients and states take %s of %s memory; the states go to %s%s",
-        format_bytes(needed),
-        format_bytes(room),
-        _named(folders),
-        _cost(folders, layout, parameters),
+    traffic = _traffic(layout, parameters)
+    seconds = _transfer_seconds(folders, traffic)
+    text = (
+        f"offloading: parameters, gradients and states take {format_bytes(needed)} of {format_bytes(room)} memory; the "
+        f"states go to {_named(folders)}"
     )
+    if seconds:
+        read, write = traffic.backward_disk_read, traffic.backward_disk_write
+        text += (
+            f"; a step reads {format_bytes(read)} and writes {format_bytes(write)} there, which takes about "
+            f"{format_duration(seconds)}: free where forward and backward take longer"
+        )
+    say(text, bool(folders))
     taken = memory_taken(parameters, layout, is_alone=shares_of(model)[1] == 1)
     gradients = _gradient_room(taken)
     left = max(_memory_left(room, parameters, folders, taken), _LEAST_BYTES + gradients.waiting)
-    swapped = ActivationOffload(
-        model, left, folders, activations, traffic=_traffic(layout, parameters), gradients=gradients
-    )
+    swapped = ActivationOffload(model, left, folders, activations, traffic=traffic, gradients=gradients)
     refuse_steps(optimizer)
     give_back_file_pages()
     return OffloadedOptimizer(
         optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
         where=_named(folders), activations=swapped.install(), resumes=resumes and bool(folders),
+        watch=lambda traffic: StepWatch(traffic, seconds, say),
     )  # fmt: skip
 
 
@@ -222,17 +232,13 @@ def _traffic(layout: Layout, parameters: Sequence[TrainedParameter]) -> StateTra
     )
 
 
-def _cost(folders: Sequence[Path], layout: Layout, parameters: Sequence[TrainedParameter]) -> str:
-    """Say how long a step's bytes take the disks, as they are measured now."""
-    if not folders or not log.isEnabledFor(logging.INFO):
-        return ""
+def _transfer_seconds(folders: Sequence[Path], traffic: StateTraffic) -> float:
+    """Return the seconds that a step's bytes take the disks, as they are measured now; 0 where that is unknown."""
     rates = [measure_disk(folder) for folder in folders]
-    traffic = _traffic(layout, parameters)
     read, write = (sum(rate[at] or 0.0 for rate in rates) for at in (0, 1))
     if not read or not write:
-        return ""
-    seconds = traffic.backward_disk_read / read + traffic.backward_disk_write / write
-    return f"; a step's bytes take them about {seconds:.2g} s, hidden where forward and backward take longer"
+        return 0.0
+    return traffic.backward_disk_read / read + traffic.backward_disk_write / write
 
 
 def _room(memory: str | int | None, model: nn.Module) -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hapi.profiler.cost import Estimate, estimate, memory
+from hapi.profiler.offload.faster_split import FasterSplit
+from hapi.profiler.offload.freezes import LaterFreeze, earliest_hidden, later_freezes
 from hapi.profiler.profile import Job, Profile
 from hapi.units import format_bytes, format_duration
 
@@ -149,23 +151,6 @@ class OffloadTerms:
     """Measures the bytes a second that all drives read and write; None where nobody asks for a price."""
 
 
-class FasterSplit(NamedTuple):
-    """A split that fits the memory only with the states on a disk, and is faster than any that fits without."""
-
-    split: int
-    epoch_seconds: float
-    fitting: int
-    """The best one that fits with the states in memory."""
-    fitting_seconds: float
-
-    def __str__(self) -> str:
-        """Say it in a line."""
-        return (
-            f"at split {self.split} an epoch then takes {format_duration(self.epoch_seconds)}; with the states in "
-            f"memory it is {format_duration(self.fitting_seconds)}, at split {self.fitting}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class OffloadChoice:
     """Place of the states of a training, and its reason."""
@@ -182,6 +167,8 @@ class OffloadChoice:
     """Reason to offload what need not be."""
     added_seconds: float = 0.0
     """Seconds that a step takes more, as far as it was priced."""
+    freezes: tuple[LaterFreeze, ...] = ()
+    """Those that could be taken instead, the earliest first."""
 
     @property
     def is_short(self) -> bool:
@@ -218,11 +205,16 @@ class OffloadPrice:
     batch: int
     samples: int
     """Samples of an epoch: no batch is larger."""
+    freezes: tuple[LaterFreeze, ...] = ()
+    """See :class:`OffloadChoice`."""
 
     @property
     def transfer_seconds(self) -> float:
         """Return the seconds that the drives take for one step."""
-        return self.costs.read / self.read_rate + self.costs.written / self.write_rate
+        return self._transfer_seconds(self.costs)
+
+    def _transfer_seconds(self, costs: OffloadCosts) -> float:
+        return costs.read / self.read_rate + costs.written / self.write_rate
 
     @property
     def added_seconds(self) -> float:
@@ -237,6 +229,15 @@ class OffloadPrice:
         found = max(self.batch, -int(-self.batch * self.transfer_seconds // self.step_seconds))
         return found if found <= max(self.samples, self.batch) else None
 
+    @property
+    def free_freeze(self) -> int | None:
+        """Return the earliest later freeze whose step hides its transfers; None where none does, or that is unknown."""
+        return earliest_hidden(
+            self.freezes,
+            lambda one: self._transfer_seconds(replace(self.costs, parameters=one.parameters)),
+            self.step_seconds,
+        )
+
     def __str__(self) -> str:
         """Say it in a line."""
         text = (
@@ -249,9 +250,10 @@ class OffloadPrice:
         if not self.added_seconds:
             return f"{text}, hidden behind steps of {step}"
         text += f", which adds {format_duration(self.added_seconds)} to steps of {step}"
+        freeze = "" if self.free_freeze is None else f", with --freeze {self.free_freeze} it is free"
         if self.free_batch is None:
-            return f"{text}; no batch of {self.samples} samples would hide that"
-        return f"{text}; free from --bs {self.free_batch} on"
+            return f"{text}; no batch of {self.samples} samples would hide that{freeze}"
+        return f"{text}; free from --bs {self.free_batch} on{freeze}"
 
 
 def choose_offload(
@@ -296,6 +298,7 @@ def choose_offload(
         freed=costs.saved if frees_memory and where != "off" else 0,
         costs=costs,
         fitting_freeze=_fitting_freeze(profile, job, split) if is_needed else None,
+        freezes=tuple(later_freezes(profile)),
     )
 
 
@@ -332,6 +335,7 @@ def price_offload(
             step_seconds=profile.step_seconds * min(job.bs, job.samples) + profile.update_seconds,
             batch=job.bs,
             samples=job.samples,
+            freezes=asked.freezes,
         )
         asked = replace(asked, added_seconds=price.added_seconds)
     elsewhere = offloaded(profile, asked, price) if asked.freed or choice.where != "off" else profile

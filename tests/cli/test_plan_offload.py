@@ -43,13 +43,14 @@ def test_states_of_what_does_not_fit_go_to_the_disk_and_are_priced(
     code, out, _ = run(capsys, saved, *flags)
     assert code == 0 and "offload: to the disk, no split fits 2.33 GiB" in out
     assert "1.62 GiB read and 2.44 GiB written a step: 6.98 s at the disk's rate, which adds 4.98 s" in out
-    assert "free from --bs 28 on" in out and "--freeze 3 would fit without" in out
+    assert "free from --bs 28 on, with --freeze 4 it is free" in out and "--freeze 3 would fit without" in out
     found = document(capsys, saved, *flags)
     offload, price = found["offload"], found["offload"]["price"]
     assert offload["needed"] and offload["where"] == "disk" and offload["fitting_freeze"] == 3
     assert price["transfer_seconds"] == pytest.approx(
         price["bytes_read"] / 1e9 + price["bytes_written"] / 5e8
     )
+    assert (price["free_batch"], price["free_freeze"]) == (28, 4)
     assert price["added_seconds"] == pytest.approx(price["transfer_seconds"] - price["step_seconds"])
     slow, fast = found["candidates"], document(capsys, saved, "--offload", "off")["candidates"]
     for one, other in zip(slow, fast, strict=True):

@@ -15,6 +15,7 @@ from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import plan_pieces
 from hapi.offload.training import memory_taken
 from hapi.profiler.cost import memory
+from hapi.profiler.offload.freezes import later_freezes
 from hapi.profiler.offload_costs import (
     BUFFERS,
     PIECE_ELEMENTS,
@@ -71,6 +72,29 @@ def priced(step_seconds: float, samples: int = 10_000) -> OffloadPrice:
     return OffloadPrice(
         costs=costs, read_rate=8e8, write_rate=1.2e9, step_seconds=step_seconds, batch=32, samples=samples
     )
+
+
+@given(step_seconds=st.floats(0.01, 3.0), work=st.lists(st.floats(1.0, 10.0), min_size=6, max_size=6))
+def test_the_freeze_that_is_named_hides_the_cost_and_no_earlier_one_does(
+    step_seconds: float, work: list[float]
+) -> None:
+    layers = [replace(layer, flops=flops) for layer, flops in zip(heavy().layers, work, strict=False)]
+    profile = replace(heavy(), layers=tuple(layers))
+    price = replace(priced(step_seconds), freezes=tuple(later_freezes(profile)))
+    trained = sum(layer.flops for layer in layers[profile.last_split :])
+
+    def is_hidden(freeze: int) -> bool:
+        parameters = sum(layer.parameter_bytes for layer in layers[freeze:]) // 4
+        work = sum(layer.flops for layer in layers[freeze:]) / trained
+        transfer = replace(price, costs=replace(price.costs, parameters=parameters)).transfer_seconds
+        return transfer <= work * step_seconds
+
+    later = range(profile.last_split + 1, len(layers))
+    hidden = [freeze for freeze in later if is_hidden(freeze)]
+    assert price.free_freeze == (hidden[0] if hidden else None)
+    if price.added_seconds:
+        assert (f"with --freeze {price.free_freeze} it is free" in str(price)) == bool(hidden)
+    assert replace(price, step_seconds=0.0).free_freeze is None
 
 
 def test_seconds_hide_behind_the_step() -> None:

@@ -156,5 +156,6 @@ def document_of(found: Plan, priced: PricedOffload, job: Job) -> dict[str, Any]:
             "step_seconds": price.step_seconds,
             "added_seconds": price.added_seconds,
             "free_batch": price.free_batch,
+            "free_freeze": price.free_freeze,
         }
     return document

@@ -28,6 +28,7 @@ from hapi.offload.activations.watching import Moment
 from hapi.offload.failures import ActivationError
 from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
+from hapi.offload.loop.notices import notice
 from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
@@ -390,11 +391,9 @@ class ActivationOffload(BoundToModel):
                 format_bytes(self._memory),
                 "give disk=" if self._files is None else "take a smaller batch, or split larger layers",
             )
-        log.info(
-            "activations: %s of %s swapped, %d of %d layers recomputed (%s)",
-            format_bytes(plan.swapped_bytes),
-            format_bytes(problem.all_bytes),
-            sum(treated.action is Action.RECOMPUTE for treated in plan.layers),
-            len(plan.layers),
-            plan.case if plan.case is not Case.FIXED else self._policy,
+        recomputed_layers = sum(treated.action is Action.RECOMPUTE for treated in plan.layers)
+        notice(
+            f"activations: {format_bytes(plan.swapped_bytes)} of {format_bytes(problem.all_bytes)} swapped, "
+            f"{recomputed_layers} of {len(plan.layers)} layers recomputed "
+            f"({plan.case if plan.case is not Case.FIXED else self._policy})"
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from hapi.offload.engine import Traffic
 from hapi.units import format_duration
-
-log = logging.getLogger("hapi.offload")
 
 FIRST_STEP, LAST_STEP = 4, 12
 """Steps between which is measured: the first ones teach what a loop does."""
@@ -17,13 +15,18 @@ _NOTABLE = 1.05
 """A step that takes so many times what it would take without waiting is told of."""
 
 
-def verdict(seconds: float, waited: float, drive_seconds: float) -> str:
-    """Say what a step costs more than its computing, and which batch would hide that.
+_FORWARD_SHARE = 1 / 3
+"""Share of a forward pass in computing: backward multiplies twice, for the inputs' gradients and the weights'."""
+
+
+def verdict(seconds: float, waited: float, drive_seconds: float, *, begins: str = "offloading costs") -> str:
+    """Say what a step costs more than its computing, and which batch or freeze would hide that.
 
     Args:
         seconds: of a step.
         waited: of them, waiting for updates.
         drive_seconds: of a step's reads and writes.
+        begins: first words.
 
     Returns:
         A line; empty where the disk is hidden.
@@ -32,10 +35,12 @@ def verdict(seconds: float, waited: float, drive_seconds: float) -> str:
     if seconds <= _NOTABLE * computing:
         return ""
     factor = max(drive_seconds, seconds) / computing
+    # Layers that are frozen from the input on leave the forward pass as it is.
+    share = _FORWARD_SHARE / (factor - (1 - _FORWARD_SHARE))
     return (
-        f"offloading costs {format_duration(waited)} of {format_duration(seconds)} a step: the disk takes "
-        f"{format_duration(drive_seconds)}; a batch {factor:.1f} times as large, as many accumulated passes, or fewer "
-        "trained layers would hide it"
+        f"{begins} {format_duration(waited)} of {format_duration(seconds)} a step: the disk takes "
+        f"{format_duration(drive_seconds)}; a batch {factor:.1f} times as large, as many accumulated passes, or a "
+        f"freeze that leaves about {share:.0%} of the trained parameters would hide it"
     )
 
 
@@ -60,11 +65,18 @@ def resumed(where: str, steps: int, *, is_scheduled: bool) -> str:
 
 
 class StepWatch:
-    """Measures some steps, and tells their cost once."""
+    """Measures some steps, and tells their cost: what is to be expected after two of them, what it is after more."""
 
-    def __init__(self, traffic: Traffic) -> None:
-        """``traffic`` is counted on by the engine."""
+    def __init__(self, traffic: Traffic, transfer_seconds: float, say: Callable[[str, bool], None]) -> None:
+        """Begin.
+
+        Args:
+            traffic: the engine counts on it.
+            transfer_seconds: those of a step's bytes at the disks' rates; 0 where they are unknown.
+            say: gets a line, and whether it says a cost.
+        """
         self._traffic, self._steps = traffic, 0
+        self._transfer_seconds, self._say = transfer_seconds, say
         self._began, self._before = 0.0, replace(traffic)
         self._last, self._waited = time.perf_counter(), 0.0
 
@@ -77,12 +89,23 @@ class StepWatch:
             self._tell()
         last, waited = self._last, self._waited
         self._last, self._waited = time.perf_counter(), self._traffic.waited_seconds
-        computing = self._last - last - (self._waited - waited)
-        return self._steps >= FIRST_STEP and self._last - last > _NOTABLE * computing
+        seconds = self._last - last
+        computing = seconds - (self._waited - waited)
+        if self._steps == 2:  # the first one prepares much for the first time
+            self._foretell(computing)
+        return self._steps >= FIRST_STEP and seconds > _NOTABLE * computing
+
+    def _foretell(self, computing: float) -> None:
+        seconds = max(computing, self._transfer_seconds)
+        line = verdict(
+            seconds, seconds - computing, self._transfer_seconds, begins="offloading will cost about"
+        )
+        if line:
+            self._say(line, True)
 
     def _tell(self) -> None:
         steps, now, before = LAST_STEP - FIRST_STEP, self._traffic, self._before
         drive = now.read_seconds + now.write_seconds - before.read_seconds - before.write_seconds
         waited = now.waited_seconds - before.waited_seconds
         line = verdict((time.perf_counter() - self._began) / steps, waited / steps, drive / steps)
-        log.info("%s", line or "offloading is hidden behind forward and backward")
+        self._say(line or "offloading is hidden behind forward and backward", bool(line))

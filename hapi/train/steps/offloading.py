@@ -13,6 +13,7 @@ from typing import Any
 from hapi.cache.disk_rates import measure_disk
 from hapi.client.session import Session
 from hapi.errors import UsageError
+from hapi.offload.loop.notices import record
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.shards import shares_of
 from hapi.offload.states.folder import discard, rank_folder
@@ -24,6 +25,9 @@ from hapi.train.steps.gradient_step import GradientStep
 from hapi.units import format_bytes
 
 log = logging.getLogger("hapi.client")
+
+_PRICED_STEP = 2
+"""Step of a process whose seconds a price takes: the first one prepares much for the first time."""
 
 
 class Offloading:
@@ -46,6 +50,8 @@ class Offloading:
         self._is_closed = False
         self._folders: list[Path] = []
         self._seconds = 0.0
+        self._marks: list[tuple[int, float]] = []
+        """Steps that were taken, and seconds of the training without waits for the disks, after the first of them."""
         chosen = session.ranks.gathered(session.offload)
         needed = (choice for choice in chosen if choice and choice.where != "off")
         choice = self._choice = next(needed, session.offload)  # what one rank needs, all do
@@ -87,6 +93,8 @@ class Offloading:
             yield
         finally:
             self._seconds += time.perf_counter() - began
+        if self._price is not None and not self._price.step_seconds:
+            self._price_step(self._price)
 
     def close(self) -> None:
         """Remove the files; the report stays."""
@@ -120,7 +128,7 @@ class Offloading:
             room = min(room, self._costs.memory_without)  # the rest of it holds what is not trained
         own = [rank_folder(folder, *shares_of(step.module)) for folder in folders]
         step.optimizer = offload_states(
-            step.module, step.optimizer, room, own, resumes=False, is_short=is_short
+            step.module, step.optimizer, room, own, resumes=False, is_short=is_short, say=record
         )
         self._optimizer = step.optimizer
 
@@ -140,11 +148,25 @@ class Offloading:
                 step_seconds=self._step_seconds(),
                 batch=self._session.settings.bs,
                 samples=len(self._session.job_context.training_ids),
+                freezes=() if self._choice is None else self._choice.freezes,
             )
             text += f", {self._price}"
         if (choice := self._choice) is not None and choice.fitting_freeze is not None:
             text += f"; --freeze {choice.fitting_freeze} would fit without"
         log.warning("offload: %s", text)
+
+    def _price_step(self, price: OffloadPrice) -> None:
+        """Say the price once the second step is measured, where no profile said how long one takes."""
+        if not isinstance(self._optimizer, OffloadedOptimizer):
+            return
+        steps = self._optimizer.steps
+        if self._marks and self._marks[-1][0] == steps:
+            return
+        self._marks.append((steps, self._seconds - self._optimizer.report()["waited_seconds"]))
+        if len(self._marks) > _PRICED_STEP:
+            seconds = self._marks[-1][1] - self._marks[-2][1]
+            self._price = replace(price, step_seconds=max(seconds, 1e-9))
+            log.warning("offload: as the first steps show, %s", self._price)
 
     def _step_seconds(self) -> float:
         """Seconds of a batch in the trained layers by the given profile; 0 without one."""

@@ -15,6 +15,7 @@ import torch
 from support.local_job import Interrupting, open_session, settings_of, trainer_of
 from support.profiler_tools import heavy
 
+from hapi.cache.disk_rates import DiskRates
 from hapi.cli.main import main
 from hapi.client.planning import split_source
 from hapi.client.planning.split_source import offload_of
@@ -269,6 +270,23 @@ def test_auto_offloads_for_a_faster_split_of_a_given_profile_as_the_plan_does(
     assert main(("plan", "--profile", str(tmp_path / "profile.json"), *flags, *more)) == 0
     planned = json.loads(capsys.readouterr().out)
     assert (planned["offload"]["where"], planned["split"]) == ("disk", chosen.faster.split)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_without_a_profile_the_first_steps_price_it(
+    accumulate: int,
+    remembered: Handler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("hapi.train.steps.offloading.measure_disk", lambda folder: DiskRates(1e5, 1e5))
+    job = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),), "accumulate": accumulate}
+    _, _, facts = trained(remembered, **job, epochs=4)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("offload: ")]
+    assert len(lines) == 2 and "free where forward and backward take as long" in lines[0]
+    assert lines[1].startswith("offload: as the first steps show, ") and " which adds " in lines[1]
+    assert "no batch of 46 samples would hide that" in lines[1] and facts["where"] == "disk"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Choices around optimiser states that are kept outside the memory."""
