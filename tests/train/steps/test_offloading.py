@@ -104,6 +104,24 @@ def test_a_checkpoint_goes_on_elsewhere(
     assert not (tmp_path / "run" / "hapi-offload").exists()
 
 
+def test_features_that_are_kept_change_nothing(remembered: Handler, tmp_path: Path) -> None:
+    """Later epochs read their features from a disk, while the states go to one too."""
+    job: dict[str, Any] = {**ALL, "epochs": 4}
+    expected, losses, _ = trained(remembered, **job)
+    kept: dict[str, Any] = {**job, "cache": "on", "cache_dir": str(tmp_path / "features")}
+    asked: list[str] = []
+
+    def counted(method: str, path: str, body: bytes) -> Any:
+        asked.extend([path] if path.endswith("/extract") else [])
+        return remembered(method, path, body)
+
+    state, found, facts = trained(counted, offload="disk", offload_dir=(str(tmp_path / "states"),), **kept)
+    assert (found, same(state, expected)) == (losses, True) and facts["cost"]["taken_steps"] > 5
+    first = len(asked)
+    trained(counted, **{**job, "epochs": 1})
+    assert first == len(asked) - first > 0, "the epochs after the first one ask for nothing"
+
+
 def test_a_second_job_on_one_folder_is_refused(remembered: Handler, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
     with open_session(remembered, **changes) as session, open_session(remembered, **changes) as other:
