@@ -1,6 +1,7 @@
 """Folder of the cache of samples and features, shared by any number of processes of a machine.
 
     DIR/hapi-cache              marks the folder; a folder with other contents is left alone
+    DIR/rates.json              where the disk becomes slower, once that was seen
     DIR/lock                    locked while the budget is counted and while files come, go and change their names
     DIR/NAME@VERSION/users      locked (shared) by users of this version; its time is that of the last use
     DIR/NAME@VERSION/open-T     a segment being written, locked by its writer
@@ -30,13 +31,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hapi.cache.disk_rates import DiskRates, measure_disk
 from hapi.cache.recovery import recover
 from hapi.cache.segments import seed_of
+from hapi.cache.writing.fast_part import FastPart, WriteLog
 from hapi.errors import ConflictError, UsageError
 from hapi.paths import user_path
 from hapi.process.file_locks import is_locked, lock_at_once
@@ -82,6 +84,9 @@ class CacheFolder:
         self.budget = budget
         self._probe_lock = threading.Lock()
         self._probed: DiskRates | None = None
+        self.writes = WriteLog()
+        """What this process has written."""
+        self._fast_part: FastPart | None = None
 
     @classmethod
     def open(cls, path: str | Path, budget: int | None, what: str = "cache") -> CacheFolder:
@@ -120,6 +125,36 @@ class CacheFolder:
             if self._probed is None:
                 self._probed = measure_disk(self.path)
             return self._probed
+
+    def known_rates(self) -> DiskRates:
+        """Return the rates of the probe, if it was made."""
+        with self._probe_lock:
+            return self._probed or DiskRates(None, None)
+
+    def fast_part(self) -> FastPart | None:
+        """Return the fast part of the disk that this process has left of it; None where none is known."""
+        known = self._whole_fast_part()
+        left = 0 if known is None else max(0, known.fast_bytes - self.writes.written)
+        return None if known is None else replace(known, fast_bytes=left)
+
+    def _whole_fast_part(self) -> FastPart | None:
+        """The fast part as this run or one before it has found it."""
+        with self._probe_lock:
+            self._fast_part = self._fast_part or FastPart.load(self.path)
+            return self._fast_part
+
+    def remember(self) -> None:
+        """Keep for runs to come where the disk became slower, or how far it did not."""
+        known, written = self._whole_fast_part(), self.writes.written
+        found = self.writes.fast_part(self.known_rates().write)
+        rate = self.writes.rate
+        fast = known is not None and rate is not None and rate**2 > known.write * known.slow_write
+        if found is None and known is not None and fast and written > known.fast_bytes:
+            found = replace(known, fast_bytes=written)
+        if found is not None and found != known:
+            with self._probe_lock:
+                self._fast_part = found
+            found.save(self.path)
 
     @property
     def exists(self) -> bool:

@@ -102,7 +102,7 @@ class RecordCache(Closing):
         self._users: int | None = None
         """Marks the version as used; None while there is nothing of it."""
         self._attaching = threading.Lock()
-        self._reading, self.puts = RateMeter(), PutRates(behind)
+        self._reading, self.puts = RateMeter(), PutRates(behind, folder.writes)
         if self.path.exists():
             self._attach()
         self._catalogue = Catalogue(self.path, self._seed, count)
@@ -270,6 +270,8 @@ class RecordCache(Closing):
         """Make the samples that were put available to other processes, present and future. Never raises."""
         with self._writing:
             self._flush()
+        if self._behind:
+            self.folder.remember()
 
     def _flush(self) -> None:
         try:
@@ -286,6 +288,8 @@ class RecordCache(Closing):
                 return
             self._flush()
             self._closed = self._stopped = True
+        if self._behind:
+            self.folder.remember()
         self._catalogue.close()
         with self._attaching:
             if self._users is not None:

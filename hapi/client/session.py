@@ -326,6 +326,7 @@ class Session(Closing):
             rounded=job_context.wire_rounding != NONE,
             refused=lambda: self.keeping.refusal,
             rates=self.keeping.rates,
+            fast_part=(lambda: None) if folder is None else folder.fast_part,
             codecs=self.keeping.codecs,
             wire_codecs=self.codecs.costs,
             asked=self.meter.snapshot if server_keeps else None,

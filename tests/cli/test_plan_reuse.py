@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.profiler_tools import crafted, free_tier
+from support.profiler_tools import crafted, free_server, free_tier
 
+from hapi.cache.writing.fast_part import FastPart
 from hapi.cli.main import main, whole_parser
 from hapi.cli.planning.reuse import ReuseTerms, terms_of
-from hapi.profiler.profile import Profile
+from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.facts import KeptShare, Prices, ReuseFacts, Storage
+from hapi.profiler.strategies import plan
 
 
 @pytest.fixture
@@ -61,6 +64,56 @@ def test_the_codecs_that_a_run_measured_are_planned_with(
     assert costs["keep here"]["codec"]["name"] == "zeros"
     assert main(["plan", "--profile", str(tmp_path / "report.json"), *flags]) == 0
     assert "features here as zeros, sent as planes" in capsys.readouterr().out
+
+
+def test_a_disk_that_becomes_slower(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cache", "100GB", "--disk-read", "1GB/s", "--disk-write", "500MB/s"]
+    flags += ["--epochs", "3", "--samples", "3000000"]
+    slower = ["--disk-fast", "1MB", "--disk-slow-write", "10kB/s"]
+    found = []
+    for more in ([], slower, ["--disk-fast", "1TB", "--disk-slow-write", "10kB/s"]):
+        terms, document = replayed(saved, capsys, *flags, *more)
+        (kept,) = (one for one in document["reuse"]["candidates"] if one["mode"] == "keep samples")
+        found.append(kept["cost"]["kept"])
+    assert found[1] < 0.9 and found[0] == found[2] == 1.0
+    terms, _ = replayed(saved, capsys, *flags, *slower)
+    client = terms.facts.client
+    assert client is not None and (client.write, client.slow_write, client.fast_bytes) == (5e8, 1e4, 10**6)
+
+
+def test_what_runs_found_out_about_a_disk_is_planned_with(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hapi.cache.disk_rates.measure_disk", lambda folder: (8e8, 4e8))
+    FastPart(10**9, 4e8, 5e7).save(tmp_path)
+    terms, _ = replayed(saved, capsys, "--cache", "1GB", "--cache-dir", str(tmp_path))
+    assert terms.facts.client == Storage(bytes=10**9, read=8e8, write=4e8, slow_write=5e7, fast_bytes=10**9)
+    elsewhere, _ = replayed(saved, capsys, "--cache", "1GB", "--cache-dir", str(tmp_path / "new"))
+    assert elsewhere.facts.client == Storage(bytes=10**9, read=8e8, write=4e8)
+
+
+def test_both_tiers_on_one_machine(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as a run's plan, whose profile says so."""
+    tier = free_tier("cpu", processors=2, decode_seconds=0.002)
+    profile = crafted(
+        [10, 10], [0.004, 0.0], server_tier=tier, client_tier=tier, server=free_server(concurrency=4),
+        step_seconds=0.004,
+    )  # fmt: skip
+    profile.save(saved)
+    two = replayed(saved, capsys, "--bandwidth", "20Gbps")[1]
+    one = replayed(saved, capsys, "--one-machine")[1]
+    assert one["candidates"] != two["candidates"] and one["bits_per_second"] == 20e9
+    link = replace(profile.link, bits_per_second=20e9)
+    shared = replace(profile, one_machine=True, link=link)
+    own = plan("auto", shared, Job.load(saved) or Job())
+    assert one["candidates"] == json.loads(json.dumps([asdict(candidate) for candidate in own.candidates]))
+    shared.save(saved)
+    again = replayed(saved, capsys, "--one-machine")[1]
+    assert again["candidates"] == one["candidates"] == replayed(saved, capsys)[1]["candidates"]
+    (samples,) = (c for c in again["reuse"]["candidates"] if c["mode"] == "keep samples")
+    assert samples["cost"] is None and "this machine" in samples["rejected"]
+    assert main(["plan", "--profile", saved, "--one-machine"]) == 0
+    assert "both tiers on one machine" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_the_document_has_it(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +216,12 @@ def test_a_report_that_is_wrong_there_is_one_line(
         (["--cache", "1e40GB"], "--cache"),
         (["--cache", "lots"], "--cache"),
         (["--disk-write", "0"], "expected 1B/s to"),
+        (["--disk-fast", "1GB"], "--disk-slow-write and --disk-fast say together"),
+        (["--disk-slow-write", "1MB/s"], "--disk-slow-write and --disk-fast say together"),
+        (
+            ["--one-machine", "--server-speed", "2x"],
+            "--server-speed: with --one-machine both tiers are as fast",
+        ),
         (["--disk-read", "200Mbps"], "--disk-read"),
         (["--objective", "fame"], "invalid choice"),
         (["--objective", "money"], "give a price"),

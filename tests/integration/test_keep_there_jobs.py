@@ -37,6 +37,29 @@ def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
     return [entry[name] for entry in report["epochs"]]
 
 
+def check_hapi_plan(report: dict[str, Any], path: Path) -> None:
+    """Told that both tiers are on one machine, ``hapi plan`` plans from a run's measurements as the run did."""
+    plan = report["plan"]
+    apart = {**report, "plan": {**plan, "profile": {**plan["profile"], "one_machine": False}}}
+    path.write_text(json.dumps(apart))
+    command = (
+        "plan",
+        "--profile",
+        str(path),
+        "--bandwidth",
+        f"{plan['profile']['link']['bits_per_second']:.6f}b/s",
+    )
+    seconds = [
+        [candidate["estimate"]["epoch_seconds"] for candidate in found["candidates"]]
+        for found in (
+            plan,
+            *(json.loads(hapi(*command, *more, "--json").stdout) for more in (["--one-machine"], [])),
+        )
+    ]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+    assert seconds[0] != pytest.approx(seconds[2], rel=1e-2)
+
+
 def test_jobs_share_what_the_server_keeps(store: Path, tmp_path: Path) -> None:
     profile, plain = tmp_path / "profile.json", tmp_path / "plain.json"
     with server(store, "--share-memory", "0") as alone:
@@ -54,6 +77,7 @@ def test_jobs_share_what_the_server_keeps(store: Path, tmp_path: Path) -> None:
     assert report_of(plain)["plan"]["profile"]["one_machine"], (
         "a server on the loopback shares the processors"
     )
+    check_hapi_plan(report_of(plain), tmp_path / "apart.json")
     planned = (
         "--profile",
         str(slowed(profile)),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hapi.cache.disk_rates import RateMeter
+from hapi.cache.writing.fast_part import WriteLog
 from hapi.cache.writing.line import LINE_BYTES
 from hapi.process.write_back import wait_written
 
@@ -21,8 +22,10 @@ _SLICE = 4 << 20
 class PutRates:
     """Rates of one cache's puts and of its disk. Not thread-safe, but for :meth:`hurried`."""
 
-    def __init__(self, behind: bool) -> None:
-        """Begin without a measurement; ``behind``: the disk is waited for when a segment is full."""
+    def __init__(self, behind: bool, log: WriteLog | None = None) -> None:
+        """Begin without a measurement; ``behind``: the disk is waited for when a segment is full; ``log`` is told what
+        has reached it."""
+        self._log = log or WriteLog()
         self._behind, self._waited = behind, False
         self._written = RateMeter()
         self.waits = RateMeter()
@@ -97,12 +100,15 @@ class PutRates:
             self.waits_now = False
         ended = time.monotonic()
         waited = ended - began
-        whole = self._seconds + waited
+        whole, rate = self._seconds + waited, None
         if waited > 0 and waited >= _AT_WORK * (ended - self._since):
             rates = [self._bytes / (ended - self._since)]
             if self._closed_bytes:
                 rates.append((self._bytes + self._closed_bytes) / (ended - self._closed_since))
-            whole = self._bytes / max(rates)
+            rate = max(rates)
+            whole = self._bytes / rate
+        on_disk = self._bytes + self._closed_bytes
+        self._log.add(on_disk, None if not rate else on_disk / rate)
         if not self._waited:
             self._written = RateMeter()
         self._written.add(self._bytes, whole)

@@ -15,7 +15,7 @@ from typing import Any
 from hapi import units
 from hapi.cli.planning import offload as plan_offload
 from hapi.cli.planning import reuse as plan_reuse
-from hapi.cli.planning.flags import BANDWIDTH, STORED, USUAL_JOB
+from hapi.cli.planning.flags import BANDWIDTH, LOOPBACK, STORED, USUAL_JOB
 from hapi.cli.planning.flags import configure as configure
 from hapi.cli.planning.reuse import print_table
 from hapi.errors import ConfigError, UsageError
@@ -204,6 +204,14 @@ def _measured(args: argparse.Namespace, started: float) -> Profile:
 
 def _what_if(profile: Profile, args: argparse.Namespace) -> Profile:
     """The profile as the flags would have it."""
+    if args.one_machine:
+        if args.server_speed is not None:
+            raise UsageError(
+                "--server-speed: with --one-machine both tiers are as fast; leave one of them out"
+            )
+        rate = profile.link.bits_per_second if profile.one_machine else units.parse_bandwidth(LOOPBACK)
+        link = replace(profile.link, bits_per_second=rate)
+        profile = replace(profile, one_machine=True, link=link)
     if args.bandwidth is not None:
         profile = replace(profile, link=replace(profile.link, bits_per_second=args.bandwidth))
     if args.stored_bytes is not None:
@@ -273,7 +281,8 @@ def _print(
     bandwidth = units.format_bandwidth(profile.link.bits_per_second)
     print(
         f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, {job.samples} samples an epoch, "
-        f"{bandwidth}; seconds of each stage are for one training batch"
+        f"{bandwidth}{', both tiers on one machine' if profile.one_machine else ''}; seconds of each stage are for "
+        "one training batch"
     )
     rows: list[Sequence[str]] = [_COLUMNS]
     for candidate in found.candidates:

@@ -12,6 +12,8 @@ from hapi import units
 from hapi.cli.shared.numbers import Number, real, size
 from hapi.codecs.names import NONE
 from hapi.config.fields import flag_of
+from hapi.errors import UsageError
+from hapi.paths import user_path
 from hapi.profiler.profile import Job
 from hapi.profiler.reuse.choose import Considered, ReusePlan
 from hapi.profiler.reuse.facts import (
@@ -31,6 +33,8 @@ CACHE_BYTES = 100 * 10**9
 """Cache without ``--cache``: the largest that a trainer takes by itself."""
 READ_RATE, WRITE_RATE = 500_000_000, 200_000_000
 """Bytes per second of a plain SSD, for what is neither given nor measured."""
+ON_THIS_DISK = "the store is on this machine's disk"
+"""Reason why no stored samples are kept with ``--one-machine``; what crosses is not encoded there either."""
 _PRICE = real(0, MOST_PRICE)
 
 
@@ -44,6 +48,11 @@ _RATE = Number(_disk_rate, 1, 1e13, "1B/s to 10TB/s")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the flags about keeping."""
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="folder whose disk --cache is about, with what runs there found out (default: that of hapi-train)",
+    )
     parser.add_argument(
         "--cache",
         type=size(0),
@@ -64,6 +73,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help=f"bytes per second that these disks {name} (default {what}, or the profile's run's; "
             "measured with --cache or --offload disk)",
         )
+    parser.add_argument(
+        "--disk-slow-write",
+        type=_RATE,
+        metavar="RATE",
+        help="bytes per second that they write once their fast part is full; with --disk-fast "
+        "(default: no slower, or as the profile's run, or --cache with runs before, found it)",
+    )
+    parser.add_argument(
+        "--disk-fast",
+        type=size(0),
+        metavar="SIZE",
+        help="bytes that their fast part takes; with --disk-slow-write",
+    )
     for name, what in PRICES.items():
         parser.add_argument(
             flag_of(name), type=_PRICE, metavar="PRICE", help=f"{what} (default 0, or the profile's run's)"
@@ -93,6 +115,10 @@ def terms_of(args: argparse.Namespace) -> ReuseTerms:
         UsageError: money is the objective, and nothing has a price.
         ConfigError: the report is not of the form that was written.
     """
+    if (args.disk_slow_write is None) != (args.disk_fast is None):
+        raise UsageError(
+            "--disk-slow-write and --disk-fast say together where a disk becomes slower: give both"
+        )
     run = None if args.profile is None else ReportedReuse.load(args.profile)
     known = Prices() if run is None else run.prices
     prices = Prices(
@@ -120,6 +146,8 @@ def _facts(args: argparse.Namespace, run: ReportedReuse | None, usual: Storage) 
         if nbytes == 0 or (nbytes is None and before is None):
             return None
         found = before or usual
+        if args.disk_fast is not None:
+            found = replace(found, slow_write=args.disk_slow_write, fast_bytes=args.disk_fast)
         return replace(
             found,
             bytes=found.bytes if nbytes is None else nbytes,
@@ -127,24 +155,36 @@ def _facts(args: argparse.Namespace, run: ReportedReuse | None, usual: Storage) 
             write=args.disk_write or found.write,
         )
 
-    return replace(
+    found = replace(
         known,
         client=storage(known.client, args.cache),
         server=storage(known.server, args.server_cache),
         samples=known.samples if args.samples is None else None,
     )
+    return replace(found, samples_refused=ON_THIS_DISK, wire_codecs=()) if args.one_machine else found
 
 
 def _measured(args: argparse.Namespace, usual: Storage) -> Storage:
     """The rates of this machine's disk, where the command is about it."""
-    if not (args.cache or args.offload == "disk") or None not in (args.disk_read, args.disk_write):
+    if not (args.cache or args.cache_dir or args.offload == "disk") or None not in (
+        args.disk_read,
+        args.disk_write,
+    ):
         return usual
     # They need numpy, without which a plan from kept figures answers at once.
     from hapi.cache.disk_rates import measure_disk
     from hapi.cache.open_folder import default_path
+    from hapi.cache.writing.fast_part import FastPart
 
-    read, write = measure_disk(default_path() or Path.cwd())
-    return replace(usual, read=read or usual.read, write=write or usual.write)
+    folder = (
+        (default_path() or Path.cwd()) if args.cache_dir is None else user_path(args.cache_dir, "--cache-dir")
+    )
+    read, write = measure_disk(folder)
+    usual = replace(usual, read=read or usual.read, write=write or usual.write)
+    known = FastPart.load(folder)
+    if known is None or known.slow_write >= usual.write:
+        return usual
+    return replace(usual, slow_write=known.slow_write, fast_bytes=int(known.fast_bytes))
 
 
 def print_reuse(found: ReusePlan, job: Job, prices: Prices) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
+from hapi.cache.writing.fast_part import FastPart
 from hapi.client.planning.counts import Snapshot
 from hapi.profiler.reuse.facts import CutCodecs, KeptShare, ReuseFacts, Storage
 from hapi.wire.cache_room import CacheRoom
@@ -60,6 +61,8 @@ class CacheFacts:
     """Reason why features cannot be kept; empty if they can."""
     rates: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
     """Bytes per second that the disk reads and writes, as measured; None for what was not."""
+    fast_part: Callable[[], FastPart | None] = lambda: None
+    """Bytes that the disk still takes fast, and its rate after them; None where it is not known to become slower."""
     codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
     """Codecs measured on what is kept."""
     wire_codecs: Callable[[], tuple[CutCodecs, ...]] = tuple
@@ -83,6 +86,9 @@ class CacheFacts:
             write=write or WRITE_RATE,
             memory_bytes=self.memory_bytes,
         )
+        part = self.fast_part()
+        if part is not None and part.slow_write < storage.write:
+            storage = replace(storage, slow_write=part.slow_write, fast_bytes=int(part.fast_bytes))
         server, server_kept = self._server_facts()
         return ReuseFacts(
             client=storage if self.budget else None,
