@@ -107,6 +107,11 @@ class FeatureCache(Closing):
         """True while more features can be kept, as far as is known."""
         return self._records.admits or not self._memory.full
 
+    @property
+    def trouble(self) -> str:
+        """Reason why nothing more is kept, once something could not be written; else empty."""
+        return self._records.trouble
+
     def refresh(self) -> None:
         """Take in what other processes have kept until now."""
         self._records.refresh()

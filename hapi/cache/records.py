@@ -99,6 +99,8 @@ class RecordCache(Closing):
         """The writer with the number and the token of its segment."""
         self._full_until = 0.0
         self._stopped = self._closed = self._warned = False
+        self.trouble = ""
+        """Reason why nothing more is kept, once something could not be written."""
         self._users: int | None = None
         """Marks the version as used; None while there is nothing of it."""
         self._attaching = threading.Lock()
@@ -367,12 +369,14 @@ class RecordCache(Closing):
         if passing:
             self._full_until = time.monotonic() + _FULL_DISK_SECONDS
         self._stopped = self._stopped or not passing
+        reason = getattr(error, "strerror", None) or str(error)
+        self.trouble = "" if passing else self.trouble or reason
         if not self._warned:
             self._warned = True
             log.warning(
                 "cache %s: cannot be written (%s); training goes on, and nothing more is kept%s",
                 self.folder.path,
-                getattr(error, "strerror", None) or error,
+                reason,
                 " until there is room" if passing else "",
             )
         with contextlib.suppress(OSError, ConflictError):

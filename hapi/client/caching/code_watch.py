@@ -10,6 +10,11 @@ import logging
 import threading
 from collections.abc import Iterable
 
+import torch
+
+from hapi.cache.code_version import libraries_text
+from hapi.models.devices import arithmetic_name
+
 log = logging.getLogger("hapi.client")
 
 OTHER = (
@@ -49,3 +54,15 @@ class CodeWatch:
             self.why = f"{server} {OLDER if code is None else OTHER}"
         if first:
             log.warning("%s", self.why)
+
+
+def computers(device: torch.device, servers: Iterable[str]) -> str:
+    """Return devices and libraries that compute features of a run, for people.
+
+    Args:
+        device: this side's.
+        servers: those of each server, as it tells them; empty for one that does not.
+    """
+    own = f"{arithmetic_name(device)}, {libraries_text()}"
+    known = sorted({computes or "not told" for computes in servers})
+    return own if known == [own] else f"servers {' and '.join(known)}; trainer {own}"

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from hapi.arrays import IntArray
-from hapi.cache.code_version import libraries_text
 from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.memory_rows import memory_bound
 from hapi.cache.samples import SampleCache
 from hapi.cache.writing.record_codec import PassTimes
-from hapi.client.caching.code_watch import CodeWatch
+from hapi.client.caching.code_watch import CodeWatch, computers
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling, rows_where
@@ -32,7 +31,6 @@ from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.codecs.names import NONE
 from hapi.errors import UsageError
-from hapi.models.devices import arithmetic_name
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.reuse.facts import CutCodecs
 from hapi.profiler.reuse.job_cost import Mode
@@ -45,6 +43,7 @@ log = logging.getLogger("hapi.client")
 
 ONCE = "every sample is used once"
 FULL = "the cache has no room for more; --cache-size gives it more"
+UNWRITABLE = "nothing more can be written to the cache's disk"
 BY_SERVER = "the server keeps them"
 SLOW = "the disk was slower than the training; later epochs keep the rest"
 DISTRUSTED = (
@@ -114,7 +113,7 @@ class Keeping(Closing):
         if self._job_context.cache_folder is None and not self._job_context.description.keeps_features:
             return found
         if self.cut == 0:
-            return {False: "no layer is frozen", True: "no layer is frozen"}
+            return dict.fromkeys((False, True), "no layer is frozen")
         for validation in (False, True) if len(self._job_context.validation_ids) else (False,):
             key = self._key(0, validation)
             if isinstance(key, Refusal):
@@ -186,13 +185,14 @@ class Keeping(Closing):
             smallest = min(FEWEST_ROWS, context.ranks.largest_part(self._settings.bs))
             own = key.dataset == context.description.reference
             description = context.description if own else context.held_out
+            computed_by = computers(context.device, (server.computes for server in self._codes or ()))
             cache = self._features[key.digest] = FeatureCache(
                 context.cache_folder,
                 key,
                 description.count,
                 description.label_form,
                 max(0, self._memory_bytes - taken),
-                made_with=f"{self._computers()}; passes of {smallest} samples or more",
+                made_with=f"{computed_by}; passes of {smallest} samples or more",
                 codec=self._settings.cache_codec,
                 reads=max(1, self._settings.epochs - 1),
             )
@@ -202,12 +202,6 @@ class Keeping(Closing):
             if self._codec is not None:
                 cache.codec.follow(self._codec)
         return self._features[key.digest]
-
-    def _computers(self) -> str:
-        """Devices and libraries that compute features of this run, on both sides."""
-        own = f"{arithmetic_name(self._job_context.device)}, {libraries_text()}"
-        servers = sorted({server.computes or "not told" for server in self._codes or ()})
-        return own if servers == [own] else f"servers {' and '.join(servers)}; trainer {own}"
 
     def follow(self, reuse: ReusePlan | None) -> None:
         """Take over what the plan has found worth keeping, if it is asked; between two passes."""
@@ -354,6 +348,8 @@ class Keeping(Closing):
             return next(iter(self.refusals.values()))
         if self._watch.why or self._verdict:
             return self._watch.why or self._verdict
+        if trouble := next((cache.trouble for cache in self._features.values() if cache.trouble), ""):
+            return f"{UNWRITABLE}: {trouble}"
         if not all(cache.admits for cache in self._features.values()):
             return FULL
         return SLOW if self._filling.overrun else ""
