@@ -12,13 +12,14 @@ from typing import Any
 from hapi.data.listing import DatasetSummary, describe, list_datasets
 from hapi.data.replaced import list_replaced
 from hapi.errors import BadRequestError, HapiError, NotFoundError, UsageError
+from hapi.repository.known.documents import KnownDocuments
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.lost import pack_sizes, problem_of_packs
 from hapi.repository.packs.place import pack_key
 from hapi.repository.versions import (
     list_tags,
     list_versions,
     parse_reference,
-    read_document,
     resolve,
     version_key,
 )
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     datasets = [_dataset(summary) for summary in list_datasets(store)]
     names = store.list_names("models")
     sizes = pack_sizes(store) if names else {}
-    models = [_model(store, name, sizes) for name in names]
+    with KnownDocuments(store) as known:
+        models = side_by_side(store, lambda name: _model(store, name, sizes, known), names)
     if args.json:
         print(json.dumps({"datasets": datasets, "models": models}, indent=1))
         return 0
@@ -71,7 +73,8 @@ def _detail(address: str) -> dict[str, Any] | None:
     plain = name.partition("@")[0]
     if plain not in store.list_names("models") and not list_versions(store, plain):
         return None
-    return _model(store, name, pack_sizes(store))
+    with KnownDocuments(store) as known:
+        return _model(store, name, {}, known)
 
 
 def _dataset(summary: DatasetSummary) -> dict[str, Any]:
@@ -95,8 +98,17 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
     }
 
 
-def _model(store: ObjectStore, reference: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """A version of a pushed model (the latest without any) as far as it concerns a listing; ``sizes`` are of packs."""
+def _model(
+    store: ObjectStore, reference: str, sizes: Mapping[str, int], known: KnownDocuments
+) -> dict[str, Any]:
+    """A version of a pushed model (the latest without any) as far as it concerns a listing.
+
+    Args:
+        store: where it lies.
+        reference: NAME or NAME@WANTED.
+        sizes: bytes of packs by key, as they are listed; others are asked for.
+        known: reads its description.
+    """
     try:
         address = parse_reference(reference)
     except BadRequestError as error:
@@ -105,16 +117,16 @@ def _model(store: ObjectStore, reference: str, sizes: Mapping[str, int]) -> dict
     if not versions:
         return {"name": name, "state": "incomplete"}
     try:
-        document = read_document(store, version_key(name, resolve(store, address)))
+        document = known.read(version_key(name, resolve(store, address)))
         tags = {tag.name: tag.version for tag in list_tags(store, name).values()}
     except NotFoundError:
         raise
     except (ValueError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
-    known = {key: document.get(key) for key in _MODEL_FIELDS}
+    fields = {key: document.get(key) for key in _MODEL_FIELDS}
     problem = problem_of_packs(store, _places(document), sizes)
     state = {"state": "whole"} if problem is None else {"state": "damaged", "problem": problem}
-    return {"name": name, **state, **known, "versions": versions, "tags": tags}
+    return {"name": name, **state, **fields, "versions": versions, "tags": tags}
 
 
 def _places(document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, NotFoundError
+from hapi.models.keyed_locks import KeyedLocks
+from hapi.repository.known.documents import KnownDocuments
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.packs.lost import pack_sizes, problem_of_packs
+from hapi.repository.packs.structure_key import structure_key
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import ModelStructure
-from hapi.repository.structure_key import structure_key
 from hapi.repository.versions import (
     MODELS,
     ModelAddress,
@@ -31,7 +34,7 @@ _KEPT = 64
 """Structures that are kept parsed. They are named by their content, so any store's will do."""
 
 _structures: OrderedDict[str, ModelStructure] = OrderedDict()
-_lock = threading.Lock()
+_lock, _reading = threading.Lock(), KeyedLocks()
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ def open_model(store: ObjectStore, reference: str, digest: str | None = None) ->
     return StoredModel(store, manifest)
 
 
-def read_manifest(store: ObjectStore, name: str, version: int) -> ModelManifest:
-    """Return the manifest of a version.
+def read_manifest(
+    store: ObjectStore, name: str, version: int, known: KnownDocuments | None = None
+) -> ModelManifest:
+    """Return the manifest of a version, whose document is not read again where it is ``known``.
 
     Raises:
         NotFoundError: there is no such version.
@@ -85,7 +90,7 @@ def read_manifest(store: ObjectStore, name: str, version: int) -> ModelManifest:
     """
     key = version_key(name, version)
     where = f"{store.url}/{key}"
-    document = read_document(store, key)
+    document = read_document(store, key) if known is None else known.read(key)
     try:
         structure = structure_of_digest(store, structure_of_document(document))
         manifest = ModelManifest.from_json(document, structure)
@@ -103,7 +108,11 @@ def structure_of_digest(store: ObjectStore, digest: str) -> ModelStructure:
         if found is not None:
             _structures.move_to_end(digest)
             return found
-    found = read_structure(store, digest)
+    with _reading.holding(digest):  # of many threads that list models of one structure one reads it
+        with _lock:
+            found = _structures.get(digest)
+        if found is None:
+            found = read_structure(store, digest)
     with _lock:
         _structures[digest] = found
         while len(_structures) > _KEPT:
@@ -126,15 +135,16 @@ def list_models(store: ObjectStore) -> list[ModelSummary]:
     """Return a line about every model in the store, damaged ones included."""
     names = store.list_names(MODELS)
     sizes = pack_sizes(store) if names else {}
-    return [_summary(store, name, sizes) for name in names]
+    with KnownDocuments(store) as known:
+        return side_by_side(store, lambda name: _summary(store, name, sizes, known), names)
 
 
-def _summary(store: ObjectStore, name: str, sizes: Mapping[str, int]) -> ModelSummary:
+def _summary(store: ObjectStore, name: str, sizes: Mapping[str, int], known: KnownDocuments) -> ModelSummary:
     try:
         if not list_versions(store, name):
             return ModelSummary(name, problem="it has no version: push it again")
         tags = tuple(sorted(list_tags(store, name)))
-        found = read_manifest(store, name, resolve(store, ModelAddress(name, None)))
+        found = read_manifest(store, name, resolve(store, ModelAddress(name, None)), known)
     except HapiError as error:
         return ModelSummary(name, problem=str(error))
     architecture = None if found.spec is None else found.spec.architecture

@@ -313,8 +313,10 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
     """The plan, none of whose packs is condemned; those that a repair looks at are needed too."""
     layers, structure = draft.content.layers, draft.structure.digest
     avoid: frozenset[str] = frozenset()
+    gone = set[str]()
+    """Packs that a listing which is behind still has."""
     for _ in range(_PLANS):
-        known = PackIndex.read(store, avoid, cut_short=repair)
+        known = PackIndex.read(store, avoid | gone, cut_short=repair)
         plan = plan_packs(layers, known, avoid)
         used = set(plan.found)
         if repair:
@@ -323,7 +325,8 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
         needed = used | {pack.id for pack in plan.packs}
         condemned = push.needs(needed, (structure,))
         avoid, waits = condemned.ids.packs, condemned.has_structure(structure)
-        if not needed & avoid and not waits and all(store.exists(pack_key(pack)) for pack in used):
+        gone |= {pack for pack in used if not store.exists(pack_key(pack))}
+        if not needed & avoid and not waits and not used & gone:
             return (
                 plan  # else a collection took some between the look at their headers and the word of the need
             )

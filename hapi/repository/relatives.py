@@ -7,9 +7,11 @@ from typing import Any
 
 from hapi.errors import HapiError
 from hapi.models.graph.architecture import shared_layers
+from hapi.repository.known.documents import KnownDocuments
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.opening import open_model
-from hapi.repository.versions import model_names
+from hapi.repository.opening import read_manifest
+from hapi.repository.versions import ModelAddress, model_names, resolve
 from hapi.store.base import ObjectStore
 
 
@@ -43,16 +45,20 @@ def shared_prefix(model: ModelManifest, other: ModelManifest) -> Relative:
 def relatives(store: ObjectStore, model: ModelManifest) -> list[Relative]:
     """Return the other models of ``store`` that share a layer with ``model``, those with most weights first.
 
-    It reads the manifest of each model, and no weights. A model whose manifest cannot be read is left out.
+    It reads the manifest of each model, and no weights; those of a remote store that this machine has read are not read
+    again. A model whose manifest cannot be read is left out.
     """
-    found = []
-    for name in model_names(store):
-        if name == model.name:
-            continue
+
+    def relative(name: str) -> Relative | None:
+        """Return what the latest version of a model shares; None for a manifest that cannot be read."""
         try:
-            relative = shared_prefix(model, open_model(store, name).manifest)
+            version = resolve(store, ModelAddress(name, None))
+            return shared_prefix(model, read_manifest(store, name, version, known))
         except HapiError:  # incomplete or damaged: hapi ls says so
-            continue
-        if relative.same_structure:
-            found.append(relative)
+            return None
+
+    names = [name for name in model_names(store) if name != model.name]
+    with KnownDocuments(store) as known:
+        relations = side_by_side(store, relative, names)
+    found = [each for each in relations if each is not None and each.same_structure]
     return sorted(found, key=lambda r: (-r.same_weights, -r.same_structure, r.name))

@@ -16,7 +16,7 @@ from hapi.errors import BadRequestError, DataError
 from hapi.models.graph.architecture import ArchitectureGraph
 from hapi.models.graph.digest import content_digest
 from hapi.repository.entries import TensorForm
-from hapi.repository.structure_key import structure_key
+from hapi.repository.packs.structure_key import structure_key
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.references import check_digest
 

@@ -24,7 +24,7 @@ from hapi.errors import BadRequestError, DataError, NotFoundError, TooLargeError
 from hapi.process.machine_id import machine_id
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.opening import list_models, open_model, read_structure
-from hapi.repository.structure_key import structure_key
+from hapi.repository.packs.structure_key import structure_key
 from hapi.repository.versions import list_versions, model_names, read_document, version_key
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext

@@ -29,8 +29,8 @@ from hapi.ingest.sources.open import open_source
 from hapi.models.graph.digest import content_digest
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import list_models, open_model
+from hapi.repository.packs.structure_key import structure_key
 from hapi.repository.push import push
-from hapi.repository.structure_key import structure_key
 from hapi.repository.versions import decompressed, document_checksum
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store

@@ -21,7 +21,7 @@ from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.removal import collect, remove
 from hapi.repository.packs.place import pack_key
-from hapi.repository.structure_key import structure_key
+from hapi.repository.packs.structure_key import structure_key
 from hapi.repository.versions import compressed, document_checksum, version_key
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore

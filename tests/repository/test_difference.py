@@ -143,13 +143,15 @@ def test_the_relatives_of_a_model(folder: Path) -> None:
 
 
 def test_the_command_that_shows_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", f"{folder}/tuned", "--json"]) == 0
+    assert main(["show", f"{folder}/tuned", "--relatives", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     layers = document["layers"]
     assert sum(layer["bytes"] for layer in layers) == document["bytes"]
     assert [layer["index"] for layer in layers] == list(range(1, 15)) and layers[-1]["name"] == "fc"
     assert {"name": "base", "same_structure": 14, "same_weights": 11} in document["relatives"]
     assert main(["show", f"{folder}/tuned"]) == 0
+    assert "with the same weights" not in capsys.readouterr().out
+    assert main(["show", f"{folder}/tuned", "--relatives"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tuned@1: resnet18, 14 layers, ") and lines[0].endswith(", 10 classes")
     assert lines[12 + 1].split()[:3] == ["12", "layer4.1", "512x1x1"]

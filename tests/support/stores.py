@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hapi.errors import NoRoomError, StoreError
-from hapi.store.base import ObjectStore, ReadPart, Then, nothing
+from hapi.server.providers.delegating import DelegatingStore
+from hapi.store.base import DOCUMENT_BYTES, Names, ObjectInfo, ObjectStore, ReadPart, Then, nothing
 from hapi.store.local import LocalStore
 
 
@@ -50,6 +52,65 @@ class CountingStore(LocalStore):
     @property
     def bytes_read(self) -> int:
         return sum(self.sizes)
+
+
+class CountingRemote(DelegatingStore):
+    """A folder that is read as a remote store is, and counts its requests by kind and the bytes of their answers."""
+
+    def __init__(self, root: str | Path) -> None:
+        super().__init__(LocalStore(root))
+        self._counting = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Count anew."""
+        self.requests: Counter[str] = Counter()
+        self.bytes_read = 0
+
+    def _count(self, kind: str, nbytes: int = 0, requests: int = 1) -> None:
+        with self._counting:
+            self.requests[kind] += requests
+            self.bytes_read += nbytes
+
+    def local_path(self, key: str) -> None:
+        """As of a store that is elsewhere."""
+
+    def open_file(self, key: str) -> None:
+        """As of a store that is elsewhere."""
+
+    def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
+        self._count("get")
+        data = super().get(key, max_bytes)
+        self._count("get", len(data), 0)
+        return data
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        self._count("range", sum(part.out.nbytes for part in parts), len(parts))
+        super().read_many(parts, then)
+
+    def size(self, key: str) -> int:
+        self._count("head")
+        return super().size(key)
+
+    def exists(self, key: str) -> bool:
+        self._count("head")
+        return super().exists(key)
+
+    def mark(self, key: str) -> str | None:
+        self._count("head")
+        return super().mark(key)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self._count("list")
+        return super().list(prefix)
+
+    def list_keys(self, prefix: str) -> Names:
+        self._count("list")
+        return super().list_keys(prefix)
+
+    def list_names(self, prefix: str) -> Names:
+        self._count("list")
+        return super().list_names(prefix)
 
 
 def is_weights(key: str) -> bool:

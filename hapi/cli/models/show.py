@@ -1,4 +1,4 @@
-"""``hapi show STORE/NAME|FILE|FOLDER``: layers of a pushed model, with those that share them, or of a checkpoint."""
+"""``hapi show STORE/NAME|FILE|FOLDER``: layers of a pushed model, maybe with its relatives, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hapi.cli.shared.common import EXIT_OK, say, tell
 from hapi.errors import HapiError
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import is_folder
-from hapi.repository.packs.lost import pack_sizes, problem_of_packs
+from hapi.repository.packs.lost import problem_of_packs
 from hapi.repository.versions import list_versions
 from hapi.store.open import open_store, split_address, split_model_address
 from hapi.text import printable
@@ -29,6 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a pushed model, STORE/NAME, or a checkpoint: a .safetensors, .pth, .pt, .bin or .ckpt file, "
         "an index.json, or a folder with one of them",
     )
+    parser.add_argument(
+        "--relatives",
+        action="store_true",
+        help="also list the models that share its first layers; reads the description of each model of the store",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -42,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     url, name = split_model_address(args.model)
     store = open_store(url)
     manifest = open_model(store, name).manifest
-    found = relatives(store, manifest)
+    found = relatives(store, manifest) if args.relatives else None
     needed = ((entry.pack, entry.stop) for entry in manifest.tensors.values())
-    problem = problem_of_packs(store, needed, pack_sizes(store))
+    problem = problem_of_packs(store, needed, {})
     if args.json:
         print(json.dumps({**_document(manifest, found), "problem": problem}, indent=1))
         return EXIT_OK
-    _print(manifest, found)
+    _print(manifest, found or [])
     if problem is not None:
         tell("hapi show", f"{printable(manifest.reference)}: {problem}")
     return EXIT_OK
@@ -107,7 +112,7 @@ def _show_checkpoint(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
+def _document(manifest: ModelManifest, found: list[Relative] | None) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -120,7 +125,7 @@ def _document(manifest: ModelManifest, found: list[Relative]) -> dict[str, Any]:
         "default_freeze": manifest.default_freeze,
         "card": manifest.card,
         "layers": _rows(manifest),
-        "relatives": [relative.to_json() for relative in found],
+        "relatives": None if found is None else [relative.to_json() for relative in found],
     }
 
 

@@ -19,7 +19,7 @@ from hapi.errors import DataError, NoRoomError, NotFoundError
 from hapi.repository.packs.journal import PUSHES, Journal, Needed
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
 from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, condemn, remove_dead_locks
-from hapi.repository.structure_key import STRUCTURES, structure_key
+from hapi.repository.packs.structure_key import STRUCTURES, structure_key
 from hapi.repository.versions import (
     MODELS,
     NAME_LOCK,

@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 from hapi.errors import NotFoundError
 from hapi.models.graph.digest import content_digest
+from hapi.repository.known.heads import known_heads
 from hapi.repository.packs.place import PACKS, is_pack, pack_id
 from hapi.store.base import ObjectStore, ReadPart
 from hapi.store.safetensors import MAX_HEADER_BYTES
 from hapi.wire.documents import parse_document
 
-HEAD_BYTES = 64 << 10
-"""First bytes of a pack that are read at once; most headers are shorter."""
+HEAD_BYTES = 4 << 10
+"""First bytes of a pack that are read at once: more than the header of a fine-tune's few tensors. What is missing of a
+longer one follows."""
 _TENSOR = re.compile(r"([0-9a-f]{32}):(\d{1,7})/(\d{1,7}):([0-9a-f]{32})")
 
 
@@ -52,16 +54,18 @@ class PackIndex:
     def read(cls, store: ObjectStore, without: Collection[str] = (), *, cut_short: bool = False) -> PackIndex:
         """Read the headers of all packs of ``store`` but those of the ids in ``without``.
 
-        A pack whose header is not the one that it is named by has nothing to offer.
+        A pack whose header is not the one that it is named by has nothing to offer. Those of a remote store that this
+        machine has read are not read again.
 
         Args:
             store: of the packs.
             without: ids of packs that are left out.
-            cut_short: take packs too that are shorter than their headers say, to mend them.
+            cut_short: take packs too that are shorter than their headers say, to mend them; all headers are read.
         """
         sizes = {i.key: i.size for i in store.list(PACKS) if is_pack(i.key) and pack_id(i.key) not in without}
         index = cls()
-        for key, head in read_heads(store, sizes).items():
+        heads = read_heads(store, sizes) if cut_short else known_heads(store, sizes, read_heads)
+        for key, head in heads.items():
             header = head[: _header_bytes(head)]
             if content_digest(header) != pack_id(key):
                 continue
@@ -105,7 +109,8 @@ def read_heads(store: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]
         length = _header_bytes(head)
         if len(head) < length <= min(sizes[key], MAX_HEADER_BYTES):
             longer[key] = length
-    return heads | (_read(store, longer) if longer else {})
+    behind = _read(store, longer, HEAD_BYTES) if longer else {}
+    return {key: head + behind.get(key, b"") for key, head in heads.items()}
 
 
 def tensor_digest(name: str) -> str:
@@ -134,8 +139,8 @@ def header_tensors(header: bytes) -> dict[str, tuple[int, int, tuple[str, list[i
     return found
 
 
-def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
-    parts = [ReadPart(key, 0, memoryview(bytearray(length))) for key, length in lengths.items()]
+def _read(store: ObjectStore, stops: Mapping[str, int], start: int = 0) -> dict[str, bytes]:
+    parts = [ReadPart(key, start, memoryview(bytearray(stop - start))) for key, stop in stops.items()]
     try:
         store.read_many(parts)
         return {part.key: bytes(part.out) for part in parts}
@@ -143,7 +148,7 @@ def _read(store: ObjectStore, lengths: Mapping[str, int]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for part in parts:
             try:
-                store.read_into(part.key, 0, part.out)
+                store.read_into(part.key, start, part.out)
             except NotFoundError:
                 continue
             found[part.key] = bytes(part.out)

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NoRoomError, NotFoundError, StoreError
+from hapi.repository.known.entries import KnownEntries
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.place import PACK_PATTERN
 from hapi.repository.versions import document_of, list_versions, version_key
 from hapi.store.base import ObjectStore
@@ -87,8 +89,9 @@ def moved_entry(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def written_versions(store: ObjectStore, name: str) -> list[int]:
     """Return the versions of ``name`` that pushes wrote and that are there, in order, whatever the listing has."""
-    journal = Journal(store)
-    journal.read()
+    with KnownEntries(store) as known:
+        journal = Journal(store, known)
+        journal.read()
     return sorted(n for n in journal.versions.get(name, ()) if store.exists(version_key(name, n)))
 
 
@@ -103,18 +106,24 @@ def push_lock(push: str) -> str:
 
 
 class Journal:
-    """The journal as one collection reads it, each entry once."""
+    """The journal as one collection or push reads it, each entry once."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, known: KnownEntries | None = None) -> None:
+        """Begin without any entry; ``known`` ones are not read from the store, as a collection's must be."""
         self._store = store
+        self._known = known
         self._entries: dict[int, _Entry] = {}
         self._ended = {""}
 
     def read(self) -> None:
         """Read what was added."""
-        for number in _listed(self._store):
+        listed = [number for number in _listed(self._store) if number not in self._entries]
+        for number, entry in zip(listed, side_by_side(self._store, self._entry, listed), strict=True):
+            if entry is not None:
+                self._entries[number] = entry
+        for number in listed:
             self._follow(number)
-        self._follow(max(self._entries, default=0) + 1)
+        self._follow(max(self._entries, default=0))
 
     def refresh(self) -> None:
         """Read what was added, and look which pushes still run.
@@ -187,8 +196,8 @@ class Journal:
         return {entry.push for entry in self._current()} - self._ended
 
     def _follow(self, number: int) -> None:
-        """Read the entries from ``number`` on, and those before it, as far as there are any that are unknown."""
-        for numbers in (range(number, number + _MAX_HIDDEN), range(number - 1, 0, -1)):
+        """Read the entries behind ``number``, and those before it, as far as there are any that are unknown."""
+        for numbers in (range(number + 1, number + _MAX_HIDDEN), range(number - 1, 0, -1)):
             for at in numbers:
                 if at in self._entries or (entry := self._entry(at)) is None:
                     break
@@ -197,7 +206,13 @@ class Journal:
     def _entry(self, number: int) -> _Entry | None:
         key = _key(number)
         try:
-            return _parsed(document_of(self._store, key, self._store.get(key), _REMEDY))
+            data = None if self._known is None else self._known.find(key)
+            if data is None:
+                data = self._store.get(key)
+            entry = _parsed(document_of(self._store, key, data, _REMEDY))
+            if self._known is not None:
+                self._known.add(key, data)
+            return entry
         except NotFoundError:
             return None
         except DataError as error:

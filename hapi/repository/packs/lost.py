@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hapi.errors import NotFoundError
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.place import PACKS, is_pack
 from hapi.store.base import ObjectStore
 
@@ -29,7 +30,8 @@ def problem_of_packs(
     """
     tensors = list(needed)
     doubtful = dict.fromkeys(key for key, nbytes in tensors if sizes.get(key, -1) < nbytes)
-    held = {**sizes, **{key: _held_bytes(store, key) for key in doubtful}}
+    found = side_by_side(store, lambda key: _held_bytes(store, key), doubtful)
+    held = {**sizes, **dict(zip(doubtful, found, strict=True))}
     lost = [key for key, nbytes in tensors if held.get(key, -1) < nbytes]
     if not lost:
         return None
