@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from hapi.errors import DataError, NotFoundError, UsageError
+from hapi.errors import DataError, ModelError, NotFoundError, UsageError
 from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard, read_card
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import is_checkpoint, with_seed
+from hapi.paths import is_folder
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.hashing import HashProgress
 from hapi.repository.push import Pushed, SourceLayer, push, push_tensors, silent
+from hapi.repository.side_files import FILES_LAYER, FILES_PREFIX, find_side_files
+from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.fitting import fitted
 from hapi.repository.sources.open import TensorSource, open_source
+from hapi.repository.sources.sharded import INDEX_SUFFIX
 from hapi.repository.versions import add_tag, drop_versions
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store, split_address
@@ -73,7 +78,7 @@ def push_model(
                 f"{model} does not say its architecture, so it is pushed as tensors only, without input, classes or "
                 f"blocks; give one: hapi push ARCHITECTURE {address} --weights {model}"
             )
-        layers = [SourceLayer(layer, tuple(tensors)) for layer, tensors in source.layers()]
+        layers = [*_source_layers(source), *_files_layer(source, model, on_note)]
         pushed = push_tensors(store, name, layers, repair=options.repair, progress=progress)
     else:
         spec = _spec(model, source, weights, card, num_classes, input_size, blocks)
@@ -107,6 +112,32 @@ def _source(model: str, weights: str | None) -> tuple[TensorSource | None, Model
         )
     source = open_source(model)
     return source, read_card(source.path) if "spec" in source.metadata else None
+
+
+def _source_layers(source: TensorSource) -> list[SourceLayer]:
+    reserved = next((name for name in source.tensors if name.startswith(FILES_PREFIX)), None)
+    if reserved is not None:
+        raise ModelError(
+            f"{source.path}: tensor {reserved[:80]!r} has a name that Hapi gives to files beside tensors; rename it"
+        )
+    return [SourceLayer(layer, tuple(tensors)) for layer, tensors in source.layers()]
+
+
+def _files_layer(source: TensorSource, model: str, on_note: Callable[[str], None]) -> list[SourceLayer]:
+    """The small files beside a checkpoint that was named by its folder or index; none for a single file."""
+    if not is_folder(model) and not model.endswith(INDEX_SUFFIX):
+        return []
+    paths, notes = find_side_files(source.path.parent)
+    for line in notes:
+        on_note(line)
+    return [SourceLayer(FILES_LAYER, tuple(map(_file_tensor, paths)))] if paths else []
+
+
+def _file_tensor(path: Path) -> SourceTensor:
+    file = SourceFile.at(path)
+    return SourceTensor(
+        f"{FILES_PREFIX}{path.name}", "uint8", (file.size,), lambda: file.pieces(0, file.size)
+    )
 
 
 def _is_that_of(card: ModelCard, spec: ModelSpec) -> bool:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from hapi.cli.shared.common import EXIT_OK, say
+from hapi.repository.side_files import FILES_LAYER
 from hapi.store.open import open_store, split_model_address
 from hapi.text import printable
 from hapi.units import format_bytes
@@ -57,7 +58,9 @@ def _summary(first: str, second: str, found: Difference) -> str:
 
 def _line(change: LayerChange) -> str:
     line = f"  {change.layer} {printable(change.name)}: {change.change}"
-    if change.change == "weights":
+    if change.name == FILES_LAYER and change.change in ("weights", "tensors"):
+        line = f"  {change.layer} {printable(change.name)}: other files"
+    elif change.change == "weights":
         line = f"  {change.layer} {printable(change.name)}: other weights"
     elif change.change in ("tensors", "operations"):
         line = f"  {change.layer} {printable(change.name)}: other {change.change}"

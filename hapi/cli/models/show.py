@@ -11,6 +11,7 @@ from hapi.errors import HapiError
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import is_folder
 from hapi.repository.packs.lost import problem_of_packs
+from hapi.repository.side_files import side_files_of
 from hapi.repository.versions import list_versions
 from hapi.store.open import open_store, split_address, split_model_address
 from hapi.text import printable
@@ -124,6 +125,7 @@ def _document(manifest: ModelManifest, found: list[Relative] | None) -> dict[str
         "classes": manifest.classes,
         "default_freeze": manifest.default_freeze,
         "card": manifest.card,
+        "files": {name: entry.nbytes for name, entry in side_files_of(manifest).items()},
         "layers": _rows(manifest),
         "relatives": None if found is None else [relative.to_json() for relative in found],
     }
@@ -173,6 +175,10 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
             ]
         )
     _print_table(table)
+    files = side_files_of(manifest)
+    if files:
+        said = (f"{printable(name)} ({format_bytes(entry.nbytes)})" for name, entry in files.items())
+        say(f"files beside the tensors: {', '.join(said)}")
     for relative in found:
         say(
             f"{printable(relative.name)} has its first {relative.same_structure} layers, {relative.same_weights} with "

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import PIECE_BYTES
 from hapi.repository.pulling.reading import read_in_order
 from hapi.repository.pulling.selection import FileContent, FileTensor
+from hapi.repository.pulling.side_files import write_side_files
 from hapi.repository.stored import StoredModel
 from hapi.store.safetensors import encode_header
 from hapi.units import format_bytes
@@ -105,8 +106,8 @@ def write_folder(
 ) -> Pulled:
     """Write the tensors into ``folder`` as Hugging Face's libraries do: one file, or shards with an index.
 
-    The index comes last: without it there is no checkpoint. What an interrupted pull wrote is checked, and kept as far
-    as it is whole. Errors are those of :func:`write_file`.
+    The small files that the model was pushed with come first. The index comes last: without it there is no checkpoint.
+    What an interrupted pull wrote is checked, and kept as far as it is whole. Errors are those of :func:`write_file`.
 
     Args:
         stored: the model.
@@ -118,11 +119,14 @@ def write_folder(
     shards = list(_shards(content.tensors, shard_bytes))
     if len(shards) == 1:
         _check_alone(folder, {_SINGLE})
-        return write_file(stored, content, folder / _SINGLE, note)
+        small = write_side_files(stored, content.files, folder)
+        alone = write_file(stored, content, folder / _SINGLE, note)
+        return replace(alone, files=(*alone.files, *small))
     paths = [
         folder / f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
     ]
     _check_alone(folder, {_INDEX, *(path.name for path in paths)})
+    small = write_side_files(stored, content.files, folder)
     with _mapped(folder):
         (folder / _INDEX).unlink(missing_ok=True)
         sync_folder(folder)
@@ -140,7 +144,7 @@ def write_folder(
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(homes.items()))}
     with _mapped(folder / _INDEX):
         write_atomically(folder / _INDEX, json.dumps(index, indent=2).encode() + b"\n")
-    return Pulled((*paths, folder / _INDEX), nbytes, kept)
+    return Pulled((*paths, folder / _INDEX, *small), nbytes, kept)
 
 
 def _shards(tensors: Sequence[FileTensor], shard_bytes: int) -> Iterator[list[FileTensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,6 +15,7 @@ from hapi.models.model_file import ModelCard, state_digest
 from hapi.models.tensors import STORED_NAMES, tensor_bytes
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.manifest import ModelManifest
+from hapi.repository.side_files import FILES_PREFIX, side_files_of
 from hapi.repository.stored import StoredModel
 from hapi.wire.references import TransformSpec
 
@@ -69,6 +70,8 @@ class FileContent:
     tensors: tuple[FileTensor, ...]
     """In the order of the file: the widest types first, so that each is aligned, and else in layer order."""
     metadata: Mapping[str, str]
+    files: Mapping[str, TensorEntry] = field(default_factory=dict)
+    """Small files that a folder gets beside them, by name."""
 
 
 def whole(stored: StoredModel) -> FileContent:
@@ -82,15 +85,16 @@ def whole(stored: StoredModel) -> FileContent:
     """
     manifest = stored.manifest
     if manifest.spec is None:
-        return _content((FileTensor(name, entry) for name, entry in manifest.tensors.items()), _PLAIN)
+        tensors = _content((FileTensor(name, entry) for name, entry in _weights(manifest).items()), _PLAIN)
+        return replace(tensors, files=side_files_of(manifest))
     model = stored.layered(allow_import=True)
     names = list(model.module.state_dict())
     homes = {name: model.tensors.first_name(name) for name in names}
     unread = [name for name in names if homes[name] not in manifest.tensors]
     values = stored.state(stored.tensors, model, unread, allow_import=True)
-    tensors = [FileTensor(name, manifest.tensors.get(homes[name]), values.get(name)) for name in names]
-    digest = state_digest({t.name: (t.dtype, t.shape, t.digest) for t in tensors})
-    return _content(tensors, {**_PLAIN, **card_of(manifest).to_metadata(), "digest": json.dumps(digest)})
+    found = [FileTensor(name, manifest.tensors.get(homes[name]), values.get(name)) for name in names]
+    digest = state_digest({t.name: (t.dtype, t.shape, t.digest) for t in found})
+    return _content(found, {**_PLAIN, **card_of(manifest).to_metadata(), "digest": json.dumps(digest)})
 
 
 def layers(stored: StoredModel, first: int, last: int) -> FileContent:
@@ -102,10 +106,13 @@ def layers(stored: StoredModel, first: int, last: int) -> FileContent:
     own = stored.manifest.layers
     if not 1 <= first <= last <= len(own):
         raise UsageError(f"layers {first}..{last}: model {stored.reference!r} has layers 1..{len(own)}")
-    names = dict.fromkeys(name for layer in own[first - 1 : last] for name in layer.tensors)
+    weights = _weights(stored.manifest)
+    names = dict.fromkeys(
+        name for layer in own[first - 1 : last] for name in layer.tensors if name in weights
+    )
     if not names:
         raise UsageError(f"layers {first}..{last} of model {stored.reference!r} have no tensors")
-    return _content((FileTensor(name, stored.manifest.tensors[name]) for name in names), _PLAIN)
+    return _content((FileTensor(name, weights[name]) for name in names), _PLAIN)
 
 
 def matching(stored: StoredModel, pattern: str) -> FileContent:
@@ -114,7 +121,7 @@ def matching(stored: StoredModel, pattern: str) -> FileContent:
     Raises:
         UsageError: no name matches.
     """
-    tensors = stored.manifest.tensors
+    tensors = _weights(stored.manifest)
     found = [FileTensor(name, entry) for name, entry in tensors.items() if fnmatchcase(name, pattern)]
     if not found:
         some = ", ".join(list(tensors)[:3])
@@ -141,6 +148,12 @@ def card_of(manifest: ModelManifest) -> ModelCard:
         transform=TransformSpec.for_image_size(sides[0]) if is_image else None,
         freeze=len(manifest.layers),
     )
+
+
+def _weights(manifest: ModelManifest) -> Mapping[str, TensorEntry]:
+    """All tensors but those that are files."""
+    files = {f"{FILES_PREFIX}{name}" for name in side_files_of(manifest)}
+    return {name: entry for name, entry in manifest.tensors.items() if name not in files}
 
 
 def _content(tensors: Iterable[FileTensor], metadata: Mapping[str, str]) -> FileContent:

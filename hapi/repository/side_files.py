@@ -1,0 +1,107 @@
+"""Small files beside a Hugging Face checkpoint: settings and tokenizer, without which its tensors are of no use.
+
+They are pushed as a last layer, each as the bytes of a tensor. So they are named by their content, shared by versions,
+verified, compared, collected and repaired as tensors are. Nothing that a program would run is among them: no code, and
+no pickles. Brings no torch.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hapi.units import format_bytes
+
+if TYPE_CHECKING:
+    from hapi.repository.entries import TensorEntry
+    from hapi.repository.manifest import ModelManifest
+
+FILES_LAYER = "@files"
+"""Name of the layer, which no module can have."""
+FILES_PREFIX = f"{FILES_LAYER}/"
+"""Beginning of the names of its tensors."""
+MAX_FILES_BYTES = 64 << 20
+"""Bytes of all files; the longest tokenizers have 33 MB."""
+_SETTINGS = "config.json"
+_PATTERNS = (
+    _SETTINGS, "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.model.v3",
+    "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm", "*.tiktoken", "preprocessor_config.json",
+    "video_preprocessor_config.json", "processor_config.json", "chat_template.json", "chat_template.jinja",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "adapter_config.json",
+    "LICENSE", "LICENSE.*", "NOTICE", "NOTICE.*", "README.md",
+)  # fmt: skip
+"""Names of files that libraries load with a model, those that matter most first."""
+_NO_PARTS = frozenset("/\\\0")
+_CODE = (".py", ".so", ".sh", ".pkl", ".pickle", ".pt", ".pth", ".bin", ".exe")
+
+
+def is_side_file(name: str) -> bool:
+    """Return whether a file of this name is pushed and pulled: a known one, in no other folder, that is no code."""
+    if (
+        not name.isprintable()
+        or name.startswith(".")
+        or _NO_PARTS & set(name)
+        or name.lower().endswith(_CODE)
+    ):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in _PATTERNS)
+
+
+def find_side_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files that belong to a checkpoint in ``folder``, and lines on those that are left out.
+
+    A folder without ``config.json`` is none of Hugging Face's: nothing in it is taken.
+    """
+    sizes: dict[Path, int] = {}
+    taken, notes, room = [], list[str](), MAX_FILES_BYTES
+    for path in _listed(folder):
+        try:
+            found = path.stat()
+        except OSError as error:  # a link to nothing
+            notes.append(f"{path} is not pushed: {error.strerror or error}")
+            continue
+        if stat.S_ISREG(found.st_mode):
+            sizes[path] = found.st_size
+    if folder / _SETTINGS not in sizes:
+        return [], []
+    for path in sorted(sizes, key=lambda path: (_importance(path.name), path.name)):
+        if sizes[path] > room:
+            notes.append(
+                f"{path} is not pushed: it has {format_bytes(sizes[path])}, and the files beside a checkpoint may have "
+                f"{format_bytes(MAX_FILES_BYTES)} in all"
+            )
+            continue
+        room -= sizes[path]
+        taken.append(path)
+    return taken, notes
+
+
+def side_files_of(manifest: ModelManifest) -> Mapping[str, TensorEntry]:
+    """Return the files of a pushed model by name; a name that no file may have is left out, whoever pushed it."""
+    if manifest.spec is not None or not manifest.layers or manifest.layers[-1].name != FILES_LAYER:
+        return {}
+    found = {}
+    for tensor in manifest.layers[-1].tensors:
+        entry, name = manifest.tensors[tensor], tensor.removeprefix(FILES_PREFIX)
+        if (
+            tensor.startswith(FILES_PREFIX)
+            and is_side_file(name)
+            and (entry.dtype, len(entry.shape)) == ("uint8", 1)
+        ):
+            found[name] = entry
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if is_side_file(path.name)]
+    except OSError:  # the checkpoint's own error says so
+        return []
+
+
+def _importance(name: str) -> int:
+    return next(number for number, pattern in enumerate(_PATTERNS) if fnmatchcase(name, pattern))
