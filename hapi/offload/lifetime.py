@@ -15,7 +15,7 @@ from hapi.offload.engine import Engine
 from hapi.offload.failures import failure
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.states.base import StateStore
-from hapi.process.endings import process_ending
+from hapi.process.endings import at_child_end, process_ending
 
 log = logging.getLogger("hapi.offload")
 
@@ -36,6 +36,7 @@ class Lifetime:
         self._process = os.getpid()
         self._ending = process_ending() if resumes else None
         atexit.register(self._at_exit)
+        self._forget_child = at_child_end(self._end)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -62,6 +63,7 @@ class Lifetime:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
+        self._forget_child()
         for handle in self.handles:
             handle.remove()
         if not self._failed:
@@ -77,8 +79,12 @@ class Lifetime:
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
             return  # a forked process has neither the threads nor the files
-        is_in_order = self._ending is None or self._ending.is_in_order()
-        self.close(remove=is_in_order)
+        self._end(self._ending is None or self._ending.is_in_order())
+
+    def _end(self, is_in_order: bool) -> None:
+        """Close at the process's end; what is left is for the next run unless this one ended in order."""
+        keeps = self._ending is not None and not is_in_order
+        self.close(remove=not keeps)
         committed = self._store.committed
-        if not is_in_order and committed is not None:
+        if keeps and committed is not None:
             log.warning("%s keeps step %d, from which the next run goes on", self._where, committed.steps)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dis
+import multiprocessing
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
+from multiprocessing.util import Finalize
 from types import FrameType
 from typing import NoReturn
 
@@ -47,6 +50,21 @@ class ProcessEnding:
 def process_ending() -> ProcessEnding:
     """Return the only one of this process."""
     return ProcessEnding()
+
+
+def at_child_end(act: Callable[[bool], None]) -> Callable[[], object]:
+    """Call ``act`` when a child of :mod:`multiprocessing` ends, which runs no ``atexit`` hook where it was forked.
+
+    Args:
+        act: gets whether the child's function returned.
+
+    Returns:
+        A function that cancels it.
+    """
+    if multiprocessing.parent_process() is None:
+        return lambda: None
+    found = Finalize(None, lambda: act(sys.exc_info()[0] is None), exitpriority=0)
+    return found.cancel
 
 
 def _main_frame() -> FrameType | None:

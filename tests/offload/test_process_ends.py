@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -49,6 +50,24 @@ def test_only_an_end_in_order_removes_the_files(ends: list[str], tmp_path: Path)
     assert kept == [end for end in ends if end in OUT_OF_ORDER]
     for end in kept:  # a kill may come before the last step is durable
         assert goes_on_from(tmp_path / end) in (STEPS - 1, STEPS)
+
+
+def job(folder: Path, fails: bool) -> None:
+    model = tied_model()
+    train(model, offloaded(model, torch.optim.AdamW(groups_of(model), lr=1e-2), folder), range(STEPS), plain)
+    if fails:
+        raise RuntimeError("as asked for")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=SLOW)])
+def test_children_of_multiprocessing_end_as_scripts_do(way: str, fails: bool, tmp_path: Path) -> None:
+    child = multiprocessing.get_context(way).Process(target=job, args=(tmp_path, fails))
+    child.start()
+    child.join(240)
+    assert child.exitcode == fails
+    assert (tmp_path / "hapi-offload").exists() == fails
+    assert not fails or goes_on_from(tmp_path) == STEPS
 
 
 @pytest.mark.slow
