@@ -65,19 +65,19 @@ def offload_training(
 
     The loop stays as it is: clipping, accumulation, schedulers and gradient scalers work. A killed process leaves the
     last whole step in the folder; the same call finds it, restores the model, and ``optimizer.steps`` says how many
-    steps are done.
+    steps are done. A scheduler that is made anew is moved on: ``for _ in range(optimizer.steps): scheduler.step()``.
 
     Args:
         model: of any kind; its parameters stay where they are.
         optimizer: torch's AdamW, Adam or SGD over the model's parameters in float32, bfloat16 or float16 (those in half
             precision get fp32 master weights).
         memory: bytes for parameters, gradients, states and activations; None for most of what is free. States that
-            fit stay where they are, and the optimiser is returned unchanged.
+            fit stay where they are, and the optimiser is returned, with ``steps`` 0.
         disk: a folder, or one on each of several drives, between which the states are striped; None for the host's
             memory.
         mode: "active" overlaps updates with backward (LoHan, section IV-C); "naive" and "serial" are for comparison.
         keep_gradients: keep gradients on the disk until the step, for loops that begin to look at them later than in
-            their first steps; None keeps them where the first steps did.
+            their first steps; None keeps them where the first steps did, or a run before ended for want of one.
         activations: "auto" measures the first iteration, and keeps, swaps or recomputes what each layer saves for
             backward so that it fits the memory (LoHan, section IV-D); "keep" leaves all in memory; "swap" recomputes
             nothing; "recompute" all it can.
@@ -103,12 +103,24 @@ def offload_training(
     if room is None or needed <= room:
         size = format_bytes(needed) + ("" if room is None else f" of {format_bytes(room)}")
         notice(f"all fits, states stay in memory: they, parameters and gradients take {size}")
+        _serve_loops(optimizer)
         if room is not None:
             ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations).install()
         return model, optimizer
     return model, offload_states(
         model, optimizer, room, folders, mode=mode, keep_gradients=keep_gradients, activations=activations
     )
+
+
+def _serve_loops(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimiser whose states stay what loops use of an offloaded one, so that they run with both."""
+
+    def close(*, remove: bool = True) -> None:
+        """Do nothing: no files are there."""
+
+    for name, value in (("steps", 0), ("close", close)):
+        if not hasattr(optimizer, name):
+            setattr(optimizer, name, value)
 
 
 def offload_states(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -363,6 +364,21 @@ def test_what_fits_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "hapi.offload"):
         assert offload_training(model, optimizer, memory="1GB") == (model, optimizer)
     assert "states stay in memory" in caplog.text
+
+
+def test_a_loop_for_offloaded_states_runs_where_all_fits_too() -> None:
+    model = images_model()
+    for _ in range(2):
+        _, optimizer = offload_training(model, torch.optim.AdamW(model.parameters()), memory="1GB")
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for _ in range(optimizer.steps):  # type: ignore[attr-defined]
+            scheduler.step()
+        for step in range(optimizer.steps, 4):  # type: ignore[attr-defined]
+            plain(model, optimizer, step)
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+        optimizer.close(remove=False)  # type: ignore[attr-defined]
+        torch.optim.AdamW(model.parameters()).load_state_dict(copy.deepcopy(optimizer).state_dict())
 
 
 def test_a_parameter_that_is_changed_between_backward_and_step_is_named(tmp_path: Path) -> None:
