@@ -51,18 +51,27 @@ class StoredModel(PushedModel):
         """
         return self.load_from(lambda entries: self.tensors(entries, device), model, start, stop)
 
-    def read(self, names: Iterable[str], verify: str = CHECKSUM) -> Iterator[tuple[str, torch.Tensor]]:
+    def read(
+        self, names: Iterable[str], verify: str = CHECKSUM, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors ``names`` in their order, each verified and in memory of its own.
 
         Args:
             names: of the tensors.
             verify: "checksum" or "identity" (:func:`hapi.repository.loading.load.load`).
+            dtype: type of floating tensors; None: as they are stored.
         """
-        for entry, tensor in self.tensors([self._entry(name) for name in names], verify=verify):
+        entries = [self._entry(name) for name in names]
+        for entry, tensor in self.tensors(entries, verify=verify, dtype=dtype):
             yield entry.name, tensor
 
     def tensors(
-        self, entries: Sequence[TensorEntry], device: str | torch.device = "cpu", *, verify: str = CHECKSUM
+        self,
+        entries: Sequence[TensorEntry],
+        device: str | torch.device = "cpu",
+        *,
+        verify: str = CHECKSUM,
+        dtype: torch.dtype | None = None,
     ) -> Iterator[Loaded]:
         """Yield the tensors of ``entries`` in their order; what was packed anew meanwhile is read from there.
 
@@ -70,12 +79,13 @@ class StoredModel(PushedModel):
             entries: of the manifest.
             device: torch device of the tensors.
             verify: "checksum" or "identity" (:func:`hapi.repository.loading.load.load`).
+            dtype: type of floating tensors; None: as they are stored.
         """
         missing, moved = list(reversed(entries)), False
         while True:
             wanted, suspects = missing[::-1], list[TensorEntry]()
             try:
-                for loaded in self._loaded(wanted, device, verify, suspects):
+                for loaded in self._loaded(wanted, device, verify, dtype, suspects):
                     missing.pop()
                     yield loaded
                 return
@@ -94,6 +104,7 @@ class StoredModel(PushedModel):
         entries: Sequence[TensorEntry],
         device: str | torch.device,
         verify: str,
+        dtype: torch.dtype | None,
         suspects: list[TensorEntry],
     ) -> Iterator[Loaded]:
         """The tensors of ``entries``; those that are damaged are added to ``suspects``."""
@@ -102,7 +113,7 @@ class StoredModel(PushedModel):
             suspects.append(entry)
             return self.damaged(entry)
 
-        return load(self.store, entries, device, verify=verify, damaged=damaged)
+        return load(self.store, entries, device, verify=verify, damaged=damaged, dtype=dtype)
 
     def _distrust(self, entry: TensorEntry) -> bool:
         """Whether the damaged bytes came from elsewhere than the store, so that reading them once more may help."""

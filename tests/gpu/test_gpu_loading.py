@@ -34,3 +34,18 @@ def test_a_gpu_gets_the_very_bytes(tmp_path: Path) -> None:
     flip(store, entries[40])
     with pytest.raises(DataError, match="'large'"):
         list(load(store, entries, "cuda", pool))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", [64, 61])
+def test_a_gpu_gets_another_type(tmp_path: Path, head: int) -> None:
+    store, pool = open_store(str(tmp_path)), LoadingPool(buffers=3)
+    tensors = [*some_tensors(40, most=300_000), ("large", torch.randn(9_000_001)), ("n", torch.arange(9))]
+    entries = write_pack(store, tensors, head=head)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for (_, got), (name, given) in zip(
+                load(store, entries, "cuda", pool, dtype=dtype), tensors, strict=True
+            ):
+                expected = given.to(dtype) if given.is_floating_point() else given
+                assert got.is_cuda and got.dtype == expected.dtype and torch.equal(got.cpu(), expected), name

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -13,6 +13,31 @@ from hapi.models.tensors import tensor_bytes
 from hapi.repository.loading.plan import ContentSlice, ReadPlan
 from hapi.repository.loading.pool import LoadingPool
 from hapi.repository.loading.staging import StageBuffer
+
+
+class Conversion(NamedTuple):
+    """Change of a content's element type."""
+
+    old: torch.dtype
+    new: torch.dtype
+
+
+NO_CONVERSIONS: Mapping[int, Conversion] = {}
+
+
+class Edge:
+    """One element whose bytes come with two ranges or more."""
+
+    def __init__(self, size: int) -> None:
+        """Begin without any of its ``size`` bytes."""
+        self.memory = torch.empty(size, dtype=torch.uint8)
+        self._missing = size
+
+    def add(self, start: int, source: torch.Tensor) -> bool:
+        """Add bytes from ``start`` on; return whether it is whole."""
+        self.memory[start : start + source.numel()] = source
+        self._missing -= source.numel()
+        return not self._missing
 
 
 class Room(Protocol):
@@ -87,12 +112,25 @@ class HostLanding:
 
 
 class DeviceLanding:
-    """Contents on a device, each slice copied once from a staging buffer while the next range is read."""
+    """Contents on a device, or of another type, each slice copied once from a staging buffer while the next range is
+    read.
+    """
 
     is_staged = True
 
-    def __init__(self, plan: ReadPlan, pool: LoadingPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: ReadPlan,
+        pool: LoadingPool,
+        device: torch.device,
+        converted: Mapping[int, Conversion] = NO_CONVERSIONS,
+    ) -> None:
         self._plan = plan
+        self._pool = pool
+        self._converted = converted
+        self._edges: dict[tuple[int, int], Edge] = {}
+        """Elements of converted contents that lie in two ranges, by their first byte."""
+        self._expected = sum(map(self._final_bytes, range(len(plan.contents))))
         self._area = pool.staging(device)
         self._device = device
         self._lock = threading.Lock()
@@ -113,26 +151,67 @@ class DeviceLanding:
 
     def copy(self, slices: Sequence[ContentSlice], buffer: StageBuffer) -> None:
         """Copy slices, which lie one after another in ``buffer``, to the device."""
-        start = 0
+        start, copies = 0, list[tuple[torch.Tensor, torch.Tensor]]()
         with self._lock:
             for part in slices:
-                target = self._content(part.content)[part.start : part.start + part.nbytes]
                 source = buffer.memory[start : start + part.nbytes]
                 start += part.nbytes
-                if not self._is_cuda:
-                    target.copy_(source)
-                    continue
-                with torch.cuda.stream(self._copies):
-                    target.copy_(source, non_blocking=True)
+                copies += self._copies_of(part, source)
             if self._is_cuda:
+                with torch.cuda.stream(self._copies):
+                    for target, source in copies:
+                        # Bytes cross as they are: the device converts faster than the host.
+                        moved = (
+                            source.to(self._device, non_blocking=True)
+                            if source.dtype != target.dtype
+                            else source
+                        )
+                        target.copy_(moved, non_blocking=True)
                 buffer.copied = self._copies.record_event()
                 self._copied.update({part.content: buffer.copied for part in slices})
+        for target, source in [] if self._is_cuda else copies:  # other readers copy meanwhile
+            target.copy_(source)
+
+    def _copies_of(
+        self, part: ContentSlice, source: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Where the bytes of a slice go, and what is copied there; the lock is held."""
+        content, conversion = self._content(part.content), self._converted.get(part.content)
+        if conversion is None:
+            yield content[part.start : part.start + part.nbytes], source
+            return
+        size, target = conversion.old.itemsize, content.view(conversion.new)
+        first = min(-part.start % size, part.nbytes)
+        whole = (part.nbytes - first) // size * size
+        if whole:
+            number = (part.start + first) // size
+            found = source[first : first + whole]
+            if found.data_ptr() % size:
+                found = found.clone()
+            yield target[number : number + whole // size], found.view(conversion.old)
+        for begin, stop in ((0, first), (first + whole, part.nbytes)):
+            if begin == stop:
+                continue
+            at = part.start + begin
+            key = (part.content, at // size * size)
+            edge = self._edges.setdefault(key, Edge(size))
+            if edge.add(at % size, source[begin:stop]):
+                del self._edges[key]
+                yield target[key[1] // size : key[1] // size + 1], edge.memory.view(conversion.old)
+
+    def _final_bytes(self, number: int) -> int:
+        """Bytes of a content where it stays."""
+        nbytes, conversion = self._plan.contents[number].nbytes, self._converted.get(number)
+        return nbytes if conversion is None else nbytes // conversion.old.itemsize * conversion.new.itemsize
 
     def _content(self, number: int) -> torch.Tensor:
         content = self._contents.get(number)
         if content is None:
-            nbytes = self._plan.contents[number].nbytes
-            if self._is_cuda:
+            nbytes = self._final_bytes(number)
+            if self._device.type == "cpu":
+                content = self._pool.take(nbytes, self._expected)
+                self._expected -= nbytes
+            elif self._is_cuda:
                 with torch.cuda.stream(self._user):
                     content = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
                 self._copies.wait_stream(self._user)  # work on this memory's last tensor may be under way
@@ -173,6 +252,13 @@ class _StagedRoom:
         self._landing.copy(slices, self._buffer)
 
 
-def landing(plan: ReadPlan, pool: LoadingPool, device: torch.device) -> Landing:
-    """Return the destination of a load to ``device``."""
-    return HostLanding(plan, pool) if device.type == "cpu" else DeviceLanding(plan, pool, device)
+def landing(
+    plan: ReadPlan,
+    pool: LoadingPool,
+    device: torch.device,
+    converted: Mapping[int, Conversion] = NO_CONVERSIONS,
+) -> Landing:
+    """Return the destination of a load to ``device``; contents are ``converted`` on their way, by number."""
+    if device.type == "cpu" and not converted:
+        return HostLanding(plan, pool)
+    return DeviceLanding(plan, pool, device, converted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,7 @@ from hapi.process.processors import processor_count
 from hapi.repository.checksums import CHECKED_BYTES
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.loading.checks import VERIFIED, ContentCheck, Identity
-from hapi.repository.loading.landing import landing
+from hapi.repository.loading.landing import Conversion, landing
 from hapi.repository.loading.plan import ReadPlan, ReadTraits, Wanted, plan_reads
 from hapi.repository.loading.pool import LoadingPool, process_pool
 from hapi.repository.loading.readers import RangeSource, Readers
@@ -45,6 +46,7 @@ def load(
     *,
     verify: str = CHECKSUM,
     damaged: Damaged | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Generator[Loaded, None, None]:
     """Yield the tensors of ``entries`` in their order, each verified and in memory of its own.
 
@@ -60,6 +62,8 @@ def load(
         verify: "checksum" finds damage. "identity" also computes the digest of each content that this process has not
             verified yet: for servers that share tensors between tenants by it.
         damaged: makes the error for a tensor whose bytes are not those that were stored.
+        dtype: type that floating tensors get while they are copied from the staging buffers, as ``Tensor.to`` makes it;
+            None: the one that is stored. All else keeps its own.
 
     Raises:
         DataError: a tensor is damaged; the message names it and its place.
@@ -69,9 +73,12 @@ def load(
     """
     if verify not in (CHECKSUM, IDENTITY):
         raise UsageError(f"verify: {verify!r} is neither {CHECKSUM!r} nor {IDENTITY!r}")
-    return _tensors(
-        _Load(source, entries, torch.device(device), pool or process_pool(), verify == IDENTITY, damaged)
-    )
+    if dtype is not None and not dtype.is_floating_point:
+        raise UsageError(
+            f"dtype: {dtype} is no floating type; integers and truth values are loaded as they are"
+        )
+    how = _Checked(verify == IDENTITY, damaged)
+    return _tensors(_Load(source, entries, torch.device(device), pool or process_pool(), how, dtype))
 
 
 def verified(entry: TensorEntry, raw: torch.Tensor, damaged: Damaged) -> torch.Tensor:
@@ -112,6 +119,13 @@ def plan_of(entries: Sequence[TensorEntry], traits: ReadTraits) -> ReadPlan:
     return plan_reads((Wanted(e.pack, e.start, e.nbytes, e.digest, e.checksum) for e in entries), traits)
 
 
+class _Checked(NamedTuple):
+    """Checks of a load."""
+
+    identity: bool
+    damaged: Damaged | None
+
+
 class _Load:
     """One load before it begins: its plan, where its bytes go, and how they are checked."""
 
@@ -121,33 +135,43 @@ class _Load:
         entries: Sequence[TensorEntry],
         device: torch.device,
         pool: LoadingPool,
-        identity: bool,
-        damaged: Damaged | None,
+        checked: _Checked,
+        dtype: torch.dtype | None,
     ) -> None:
-        traits = traits_of(source, sum(e.nbytes for e in entries) if device.type == "cpu" else 0)
+        whole_bytes = sum(e.nbytes for e in entries) if device.type == "cpu" and dtype is None else 0
+        traits = traits_of(source, whole_bytes)
         self.source = source
         self.entries = entries
         self.device = device
         self.pool = pool
         self.plan = plan_of(entries, traits)
-        self.landing = landing(self.plan, pool, device)
+        self.dtype = dtype
+        self.converted = {} if dtype is None else _conversions(entries, self.plan, dtype)
+        """New types of contents that are converted on their way, by their numbers."""
+        self.landing = landing(self.plan, pool, device, self.converted)
         self.identities: list[Identity | None] = [
-            (source.url, content.pack, content.start, content.digest) if identity else None
+            (source.url, content.pack, content.start, content.digest) if checked.identity else None
             for content in self.plan.contents
         ]
         alone = traits.gap_bytes is None and self.plan.needed <= ALONE_BYTES
         self.readers = 1 if alone else max(1, min(traits.readers, len(self.plan.ranges)))
-        self._damaged = damaged or self._damage
+        self._damaged = checked.damaged or self._damage
 
     def begin(self) -> Readers:
         """Return the readers, after a look whether the objects are as long as they should be."""
         if isinstance(self.source, ObjectStore):
             _check_sizes(self.source, self.plan)
         checks = [
-            ContentCheck(content.nbytes, content.checksum, _unverified(identity))
+            ContentCheck(content.nbytes, content.checksum, self._unverified(identity))
             for content, identity in zip(self.plan.contents, self.identities, strict=True)
         ]
         return Readers(self.source, self.plan, self.landing, checks, self._error)
+
+    def _unverified(self, identity: Identity | None) -> str | None:
+        """The digest that is still to be verified. Packs of a store never change; what a server sends may."""
+        if identity is None or (isinstance(self.source, ObjectStore) and identity in VERIFIED):
+            return None
+        return identity[-1]
 
     def _error(self, content: int) -> HapiError:
         return self._damaged(self.entries[self.plan.content_of.index(content)])
@@ -159,9 +183,17 @@ class _Load:
         )
 
 
-def _unverified(identity: Identity | None) -> str | None:
-    """The digest that is still to be verified."""
-    return None if identity is None or identity in VERIFIED else identity[-1]
+def _conversions(entries: Sequence[TensorEntry], plan: ReadPlan, dtype: torch.dtype) -> dict[int, Conversion]:
+    """Contents that are of one other floating type, whoever wants them; bytes of several types are converted later."""
+    found: dict[int, set[torch.dtype]] = {}
+    for entry, number in zip(entries, plan.content_of, strict=True):
+        found.setdefault(number, set()).add(DTYPES[entry.dtype])
+    only = {number: min(types, key=str) for number, types in found.items() if len(types) == 1}
+    return {
+        number: Conversion(old, dtype)
+        for number, old in only.items()
+        if old.is_floating_point and old != dtype
+    }
 
 
 def _check_sizes(store: ObjectStore, plan: ReadPlan) -> None:
@@ -189,7 +221,7 @@ def _tensors(job: _Load) -> Generator[Loaded, None, None]:
                 if uses[number]:  # the last one gets the original, which nobody could change until then
                     shared[number] = raw
                     raw = _copy(raw, job.pool)
-                yield entry, _formed(entry, raw)
+                yield entry, _typed(job, number, entry, raw)
                 del raw
     finally:
         job.landing.close()
@@ -207,6 +239,14 @@ def _content(job: _Load, number: int) -> torch.Tensor:
 
 def _formed(entry: TensorEntry, raw: torch.Tensor) -> torch.Tensor:
     return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _typed(job: _Load, number: int, entry: TensorEntry, raw: torch.Tensor) -> torch.Tensor:
+    """The tensor in the type that was asked for."""
+    if number in job.converted:
+        return raw.view(job.converted[number].new).reshape(entry.shape)
+    tensor = _formed(entry, raw)
+    return tensor.to(job.dtype) if job.dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _copy(raw: torch.Tensor, pool: LoadingPool) -> torch.Tensor:
