@@ -4,7 +4,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +14,14 @@ from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
 from hapi.client.structures import StructureCache
 from hapi.client.transport.server_pool import ServerPool
-from hapi.errors import BadRequestError, ConflictError, UsageError, WeightsAbsentError, WireError
+from hapi.client.transport.stored_tensors import fetch_tensors
+from hapi.errors import BadRequestError, ConflictError, UsageError, WeightsAbsentError
 from hapi.factories import check_allowed
 from hapi.models.graph.layers import LayeredModel
-from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file, with_seed
 from hapi.repository.entries import TensorEntry
-from hapi.repository.loading.load import Loaded, verified
+from hapi.repository.loading.load import Loaded
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
@@ -30,10 +30,7 @@ from hapi.repository.sources.networks import build_network, weights_named
 from hapi.repository.structure import ModelStructure
 from hapi.store.open import open_store
 from hapi.wire import messages
-from hapi.wire.frame_reader import FrameReader
-from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, given_model
-from hapi.wire.transport.base import Transport
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +155,7 @@ def _pushed(
     _check_forms(pushed, layered)
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterable[Loaded]:
-        for start in range(0, len(entries), messages.MAX_SAMPLES):
-            yield from _fetch(servers, pushed, entries[start : start + messages.MAX_SAMPLES])
+        return fetch_tensors(servers, pushed, entries)
 
     def load_from(split: int) -> None:
         pushed.load_from(fetch, layered, split, len(layered))
@@ -213,43 +209,3 @@ def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:
                 f"{dtype} {list(own.shape)} in {pushed.spec.architecture} here; push it again with the installed "
                 "version of its library, for inputs of this size"
             )
-
-
-def _fetch(servers: ServerPool, pushed: PushedModel, entries: Sequence[TensorEntry]) -> Iterator[Loaded]:
-    """The tensors of ``entries`` from any server, each received straight into memory of its own.
-
-    Features are kept under the digests that the server says, so each digest is verified.
-    """
-    if not entries:
-        return
-    request = messages.TensorsRequest(
-        name=pushed.reference, digest=pushed.digest, names=tuple(e.name for e in entries)
-    )
-    memory = [torch.empty(e.nbytes, dtype=torch.uint8) for e in entries]
-    buffers = [tensor_bytes(raw) for raw in memory]
-
-    def receive(reader: FrameReader) -> None:
-        """Read the answer's frames, one for each tensor, into the buffers in their order."""
-        for entry, buffer in zip(entries, buffers, strict=True):
-            expected = (TensorSpec(entry.name, entry.dtype, entry.shape),)
-
-            def sink(
-                header: FrameHeader,
-                buffer: memoryview = buffer,
-                expected: tuple[TensorSpec, ...] = expected,
-            ) -> list[memoryview]:
-                if header.tensors != expected:
-                    raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
-                return [buffer]
-
-            if isinstance(reader.next(sink), StreamEnd):
-                raise WireError("the server sent fewer tensors than were asked for")
-        if not isinstance(reader.next(lambda header: []), StreamEnd):
-            raise WireError("the server sent more tensors than were asked for")
-
-    def attempt(transport: Transport) -> None:
-        transport.stream(messages.TENSORS_PATH, request.to_json(), receive)
-
-    servers.run(attempt, provider_of=pushed.reference)
-    for entry, raw in zip(entries, memory, strict=True):
-        yield entry, verified(entry, raw, pushed.damaged)
