@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hapi.errors import BadRequestError
-from hapi.models.graph import architecture
 from hapi.models.graph.architecture import ArchitectureGraph, shared_layers
 from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec, build
@@ -253,21 +251,6 @@ def test_distinct_layers_have_distinct_identities(
     graph = ArchitectureGraph(*parts)
     assert len(set(graph.structure())) == len(graph.nodes)
     assert ArchitectureGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
-
-
-def test_one_hash_for_each_layer_and_each_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O(V + E): a thousand layers of two kinds, each with a skip connection."""
-    nodes = ((0,), *((1 + i % 2, i, i // 2) for i in range(999)))
-    graph, hashed = ArchitectureGraph(("input", "a", "b"), nodes), []
-
-    def count(data: bytes, **options: object) -> object:
-        hashed.append(len(data))
-        return hashlib.blake2b(data, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(architecture, "hashlib", type("hashes", (), {"blake2b": staticmethod(count)}))
-    graph.structure()
-    assert len(hashed) == 1000 + 3
-    assert sum(hashed) == 16 * (1000 + 2 * 999) + len("inputab")
 
 
 @pytest.mark.parametrize(
