@@ -23,6 +23,7 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file
 from hapi.repository.entries import SourceTensor, TensorForm
+from hapi.repository.known.heads import keep_heads
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
 from hapi.repository.packs.hashing import HashProgress, hashed_layers
@@ -263,6 +264,7 @@ def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repai
         return Pushed(model=StoredModel(store, newest), written=draft.content.written, new=False)
     for pack in plan.packs:
         write_pack(store, push, pack)
+    keep_heads(store, {pack.id: pack.header for pack in plan.packs})
     structure = draft.structure
     if repair or not store.exists(structure.key):
         store.put(structure.key, structure.to_bytes())

@@ -34,6 +34,13 @@ def known_heads(
     return known | found
 
 
+def keep_heads(store: ObjectStore, headers: Mapping[str, bytes]) -> None:
+    """Keep the headers of packs, by id, that this machine has just written."""
+    log = RecordLog.of(store, "packs")
+    if log is not None:
+        log.append(headers)
+
+
 def _sound(heads: Heads) -> Heads:
     """The headers that are what the packs' names say."""
     whole = {key: head[: 8 + int.from_bytes(head[:8], "little")] for key, head in heads.items()}
