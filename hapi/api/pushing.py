@@ -127,17 +127,15 @@ def _files_layer(source: TensorSource, model: str, on_note: Callable[[str], None
     """The small files beside a checkpoint that was named by its folder or index; none for a single file."""
     if not is_folder(model) and not model.endswith(INDEX_SUFFIX):
         return []
-    paths, notes = find_side_files(source.path.parent)
+    files, notes = find_side_files(source.path.parent)
     for line in notes:
         on_note(line)
-    return [SourceLayer(FILES_LAYER, tuple(map(_file_tensor, paths)))] if paths else []
+    return [SourceLayer(FILES_LAYER, tuple(map(_file_tensor, files, files.values())))] if files else []
 
 
-def _file_tensor(path: Path) -> SourceTensor:
+def _file_tensor(name: str, path: Path) -> SourceTensor:
     file = SourceFile.at(path)
-    return SourceTensor(
-        f"{FILES_PREFIX}{path.name}", "uint8", (file.size,), lambda: file.pieces(0, file.size)
-    )
+    return SourceTensor(f"{FILES_PREFIX}{name}", "uint8", (file.size,), lambda: file.pieces(0, file.size))
 
 
 def _is_that_of(card: ModelCard, spec: ModelSpec) -> bool:

@@ -7,6 +7,7 @@ no pickles. Brings no torch.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -39,8 +40,15 @@ _NO_PARTS = frozenset("/\\\0")
 _CODE = (".py", ".so", ".sh", ".pkl", ".pickle", ".pt", ".pth", ".bin", ".exe")
 
 
+_PART = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,40}", re.ASCII)
+"""Folders of sentence-transformers' modules; their settings are files too, such as ``1_Pooling/config.json``."""
+
+
 def is_side_file(name: str) -> bool:
-    """Return whether a file of this name is pushed and pulled: a known one, in no other folder, that is no code."""
+    """Return whether a file of this name is pushed and pulled: a known one that is no code."""
+    part, slash, settings = name.partition("/")
+    if slash:
+        return settings == _SETTINGS and _PART.fullmatch(part) is not None
     if (
         not name.isprintable()
         or name.startswith(".")
@@ -51,32 +59,33 @@ def is_side_file(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _PATTERNS)
 
 
-def find_side_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files that belong to a checkpoint in ``folder``, and lines on those that are left out.
+def find_side_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the files that belong to a checkpoint in ``folder`` by name, and lines on those that are left out.
 
     A folder without ``config.json`` is none of Hugging Face's: nothing in it is taken.
     """
-    sizes: dict[Path, int] = {}
-    taken, notes, room = [], list[str](), MAX_FILES_BYTES
-    for path in _listed(folder):
+    sizes: dict[str, int] = {}
+    taken, notes, room = dict[str, Path](), list[str](), MAX_FILES_BYTES
+    for name in _listed(folder):
+        path = folder / name
         try:
             found = path.stat()
         except OSError as error:  # a link to nothing
             notes.append(f"{path} is not pushed: {error.strerror or error}")
             continue
         if stat.S_ISREG(found.st_mode):
-            sizes[path] = found.st_size
-    if folder / _SETTINGS not in sizes:
-        return [], []
-    for path in sorted(sizes, key=lambda path: (_importance(path.name), path.name)):
-        if sizes[path] > room:
+            sizes[name] = found.st_size
+    if _SETTINGS not in sizes:
+        return {}, []
+    for name in sorted(sizes, key=lambda name: (_importance(name), name)):
+        if sizes[name] > room:
             notes.append(
-                f"{path} is not pushed: it has {format_bytes(sizes[path])}, and the files beside a checkpoint may have "
-                f"{format_bytes(MAX_FILES_BYTES)} in all"
+                f"{folder / name} is not pushed: it has {format_bytes(sizes[name])}, and the files beside a "
+                f"checkpoint may have {format_bytes(MAX_FILES_BYTES)} in all"
             )
             continue
-        room -= sizes[path]
-        taken.append(path)
+        room -= sizes[name]
+        taken[name] = folder / name
     return taken, notes
 
 
@@ -96,12 +105,15 @@ def side_files_of(manifest: ModelManifest) -> Mapping[str, TensorEntry]:
     return found
 
 
-def _listed(folder: Path) -> list[Path]:
+def _listed(folder: Path) -> list[str]:
     try:
-        return [path for path in folder.iterdir() if is_side_file(path.name)]
+        names = sorted(path.name for path in folder.iterdir())
+        inside = [f"{name}/{_SETTINGS}" for name in names if _PART.fullmatch(name)]
+        return [*filter(is_side_file, names), *(name for name in inside if (folder / name).exists())]
     except OSError:  # the checkpoint's own error says so
         return []
 
 
 def _importance(name: str) -> int:
-    return next(number for number, pattern in enumerate(_PATTERNS) if fnmatchcase(name, pattern))
+    numbers = (number for number, pattern in enumerate(_PATTERNS) if fnmatchcase(name, pattern))
+    return next(numbers, len(_PATTERNS))

@@ -34,6 +34,7 @@ def write_side_files(stored: StoredModel, files: Mapping[str, TensorEntry], fold
     missing = [name for name, data in found.items() if not _is_there(folder / name, data)]
     for name in missing:
         try:
+            (folder / name).parent.mkdir(exist_ok=True)
             write_atomically(folder / name, found[name])
         except OSError as error:
             raise HapiError(f"{folder / name}: cannot be written: {error.strerror or error}") from None

