@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from support.http_tools import ServedApplication, served
-from support.loading_tools import flip
+from support.loading_tools import flip, loading_threads
 from support.local_job import pack_blobs
 from support.proxy import Proxy
+from support.waiting import until
 
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import ModelSettings
-from hapi.client.transport.server_pool import ServerPool
+from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.errors import DataError, HapiError, NotFoundError, TooLargeError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import open_model
@@ -147,6 +148,35 @@ def test_an_answer_that_is_cut_off_is_asked_for_anew(application: ServedApplicat
     model.load_from(0)
     check_whole(model)
     assert change.done and transport.streams == 0
+
+
+def test_a_server_that_stands_still_holds_up_nobody_who_leaves(application: ServedApplication) -> None:
+    going_on, stands = threading.Event(), threading.Event()
+
+    def hold(data: bytes) -> bytes:
+        stands.set()
+        assert going_on.wait(240)
+        return data
+
+    pool = ServerPool([Counted(Proxy(application.port, Change(8 << 20, hold)).url)], retry_timeout=30.0)
+    model = open_client_model(ModelSettings(model="store:net"), pool, None, seed=0, classes=1000, shape=SHAPE)
+    ended: list[BaseException] = []
+
+    def loading() -> None:
+        try:
+            model.load_from(0)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=loading)
+    thread.start()
+    assert stands.wait(240)
+    pool.close()
+    thread.join(240)
+    going_on.set()
+    assert [type(error) for error in ended] == [Stopped]
+    until(lambda: not loading_threads(), 240, "the end of the readers")
+    assert all(model.layered.tensors.get(n).is_meta for n in model.layered.tensor_names(0, 12))
 
 
 @pytest.mark.slow
