@@ -37,12 +37,26 @@ class WriterPace(NamedTuple):
     """Waiting for the disk at the end of a segment."""
 
 
+class DiskBacklog(NamedTuple):
+    """A disk's rate of writing, and what it has yet to write."""
+
+    rate: float | None
+    """Bytes a second; None where it is not known."""
+    nbytes: float
+    """Bytes that the page cache has for it."""
+
+
 class RateMeter:
     """Rate of the last stretch of transfers. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without a measurement; ``clock`` returns seconds."""
-        self._lock, self._clock = threading.Lock(), clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, stretches: int = 1) -> None:
+        """Begin without a measurement.
+
+        Args:
+            clock: returns seconds.
+            stretches: number of times :data:`STRETCH_BYTES` of which the rate is the mean.
+        """
+        self._lock, self._clock, self._stretches = threading.Lock(), clock, stretches
         self._under_way, self._counted = 0, 0.0
         """Transfers that have begun and not ended, and the time up to which their seconds were counted."""
         self._parts: deque[tuple[int, float]] = deque()
@@ -72,7 +86,7 @@ class RateMeter:
         self._parts.append((nbytes, seconds))
         self._bytes += nbytes
         self._seconds += seconds
-        while self._bytes - self._parts[0][0] >= STRETCH_BYTES:
+        while self._bytes - self._parts[0][0] >= self._stretches * STRETCH_BYTES:
             first, took = self._parts.popleft()
             self._bytes -= first
             self._seconds -= took

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.cache.catalog import RecordLocations
-from hapi.cache.disk_rates import DiskRates, RateMeter, WriterPace
+from hapi.cache.disk_rates import DiskBacklog, DiskRates, RateMeter, WriterPace
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.folder import CacheFolder
 from hapi.cache.key_file import KeyFile
@@ -36,6 +36,8 @@ _PART_BYTES = 16 << 20
 """Most bytes that are encoded or decoded at a time, unless one sample has more."""
 _SHRUNK = 1.005
 """Least ratio of what counts as encoded."""
+_PACE_STRETCHES = 4
+"""Stretches of 64 MiB of which the writer's pace is the mean: threads that compete with it come and go."""
 _NAME = "features"
 """Name of the versions that features are, beside those of datasets."""
 
@@ -83,7 +85,9 @@ class FeatureCache(Closing):
         file = KeyFile(key.to_json(), key.dataset.name, lines)
         self._records = RecordCache(folder, reference, count, form, key=file, behind=True, lasting=lasting)
         self._memory = MemoryRows(memory_bytes, count, self.sample_bytes, form)
-        self._decoding, self._putting = RateMeter(), RateMeter()
+        self._decoding, self._putting = RateMeter(), RateMeter(stretches=_PACE_STRETCHES)
+        self._put_until, self._choosing = 0.0, 0.0
+        """Time of the last put's end, and seconds of all that were spent on the choice of a codec."""
         self._decoded: Codec | None = None
         """Codec of the last record that was decoded."""
         self.codec = RecordCodec(
@@ -156,9 +160,15 @@ class FeatureCache(Closing):
         return self._records.rates()
 
     def writer_pace(self) -> WriterPace:
-        """Return the seconds of a put for a byte on the disk, of the last 64 MiB."""
+        """Return the seconds of a put for a byte on the disk, of the last 256 MiB, and its waits of the last 64."""
         work, wait = self._putting.rate, self._records.puts.waits.rate
         return WriterPace(1 / work if work else 0.0, 1 / wait if wait else 0.0)
+
+    def disk_backlog(self) -> DiskBacklog:
+        """Return the rate at which the disk writes, as it is used or was probed, and the bytes on their way there."""
+        puts = self._records.puts
+        rate = puts.at_work.rate or self._records.folder.known_rates().write
+        return DiskBacklog(rate, 0.0 if rate is None else puts.on_its_way(rate))
 
     def probed_rates(self) -> DiskRates:
         """Return the rates of the disk, of its last 64 MiB or of a probe; None for what could not be measured."""
@@ -264,6 +274,7 @@ class FeatureCache(Closing):
         features: npt.NDArray[np.uint8],
         labels: LabelArray,
         times: PassTimes | None = None,
+        offered_at: float | None = None,
     ) -> None:
         """Keep the features of samples that are new, as far as there is room. Never raises.
 
@@ -274,16 +285,22 @@ class FeatureCache(Closing):
             features: bytes of the features, uint8 [n, sample_bytes]; copied before this returns.
             labels: of the dataset's form, n of them.
             times: of the pass that computed them, by which a codec may be chosen.
+            offered_at: time since which they have waited for this put (``time.monotonic``): the writer's pace counts
+                hand-overs to its thread, and waits for the interpreter; None for now.
         """
-        began, waited = time.monotonic(), self._records.puts.waited_seconds
+        began = time.monotonic() if offered_at is None else max(offered_at, self._put_until)
+        before = self._records.puts.waited_seconds + self._choosing
         nbytes = self._put(ids, np.ascontiguousarray(features), labels, times)
-        waited = self._records.puts.waited_seconds - waited
-        self._putting.add(nbytes, time.monotonic() - began - waited)
         self._memory.add(ids, features, labels)
+        other = self._records.puts.waited_seconds + self._choosing - before
+        self._put_until = time.monotonic()
+        self._putting.add(nbytes, self._put_until - began - other)
 
     def _put(self, ids: IntArray, rows: Bytes, labels: LabelArray, times: PassTimes | None) -> int:
         """Put rows on the disk; return their bytes as they are stored."""
+        began = time.monotonic()
         codec = self.codec.at(rows, times) if self._records.admits and len(rows) else NONE
+        self._choosing += time.monotonic() - began
         if codec == NONE:
             offsets = np.arange(len(ids) + 1, dtype=np.int64) * self.sample_bytes
             self._records.put(Samples(ids=ids, data=rows.reshape(-1), offsets=offsets, labels=labels))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.feature_tools import COUNT, KEY, OTHER, features_at, found, put
+from support.feature_tools import COUNT, KEY, OTHER, content, features_at, found, labels, put
 
 from hapi.cache import disk_rates
 from hapi.cache import folder as folder_module
 from hapi.cache.disk_rates import DiskRates, RateMeter, measure_disk
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
+from hapi.cache.writing.put_rates import PutRates
 from hapi.wire.labels import SINGLE
 
 
@@ -126,6 +127,47 @@ def test_waits_and_the_work_between_them_are_told_apart(
     kept = COUNT * KEY.sample_bytes
     assert wait * kept >= 0.9 * sum(waits), "no more bytes than were kept"
     assert 0 < work * kept <= seconds - sum(waits) + 0.001
+
+
+def test_the_writers_pace_counts_the_way_to_its_thread(tmp_path: Path) -> None:
+    """A put of what was offered a second ago took that second, unless the put before it did."""
+    with features_at(tmp_path) as cache:
+        ids = np.arange(8)
+        cache.put(ids, content(ids), labels(ids), None, time.monotonic() - 1.0)
+        first = cache._putting._seconds
+        assert 1.0 <= first < 60
+        cache.put(ids + 8, content(ids + 8), labels(ids + 8), None, time.monotonic() - 3600.0)
+        assert cache._putting._seconds - first < 3600, "the put before it had the writer for most of that"
+
+
+def test_what_the_disk_was_not_at_work_for_tells_nothing_of_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page cache takes all at once; then the probe's rate counts."""
+    monkeypatch.setattr(folder_module, "measure_disk", lambda path: DiskRates(5.0, 3.0))
+    monkeypatch.setattr(disk_rates, "STRETCH_BYTES", 128)
+    with features_at(tmp_path, budget=16 * 500) as cache:
+        assert cache.disk_backlog() == (None, 0.0)
+        cache.probed_rates()
+        assert cache.disk_backlog().rate == 3.0
+        monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.05))
+        for sample in range(COUNT):
+            put(cache, [sample])
+        rate = cache.disk_backlog().rate
+        assert rate is not None and rate != 3.0 and rate <= 500 / 0.05
+
+
+def test_bytes_on_their_way_to_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = PutRates(behind=True)
+    assert rates.on_its_way(1.0) == 0
+    rates.put(1000, time.monotonic())
+    assert 0 <= rates.on_its_way(1e9) <= 1000 and rates.on_its_way(1e-9) == pytest.approx(1000)
+    rates.close()
+    rates.put(500, time.monotonic())
+    assert rates.on_its_way(1e-9) == pytest.approx(1500)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rates.wait(-1, 0)
+    assert rates.on_its_way(1e-9) == 0
 
 
 def test_the_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:

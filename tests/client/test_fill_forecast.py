@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hapi.arrays import IntArray
-from hapi.cache.disk_rates import WriterPace
+from hapi.cache.disk_rates import DiskBacklog, WriterPace
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.fill_forecast import FillForecast, FillState, seconds_left
 
@@ -55,6 +55,23 @@ def test_a_line_that_takes_few_batches_keeps_less_of_an_epoch() -> None:
     assert fine is not None and coarse is not None and coarse > fine
 
 
+def test_what_the_page_cache_took_comes_later() -> None:
+    """A writer that did not wait yet: 400 MB, and 50 MB that are on their way; nobody waits for the last 16."""
+    early = replace(STATE, disk=DiskBacklog(25.0 * MB, 50.0 * MB))
+    assert seconds_left(early) == pytest.approx((50 + 400 - 16) / 25, rel=1e-3)
+    assert seconds_left(replace(early, disk=DiskBacklog(1e9, 0.0))) == pytest.approx(8.0)
+    assert (
+        1.05 * 8.0
+        < (seconds_left(replace(early, disk=DiskBacklog(434 * MB / 8.0, 50.0 * MB))) or 0)
+        < 1.15 * 8.0
+    )
+    run = Fill(cache=Cache(disk=20.0 * MB))
+    run.epoch(100, 100)
+    found = run.forecast.to_json()
+    assert found is not None
+    assert found["forecasts"][0]["seconds"] == pytest.approx(0.13 + 87 / 20, rel=0.01)
+
+
 def test_a_fill_that_does_not_end_has_no_forecast() -> None:
     never = replace(STATE, pace=WriterPace(0.0, 1e3), segment=1.0, coming=0.0, waiting=1.0, batch=1.0)
     assert seconds_left(never) is None
@@ -71,6 +88,7 @@ class Cache:
     held: float = 0.0
     fits: float = 1.0
     write: float | None = None
+    disk: float | None = None
     admits: bool = True
 
     @property
@@ -85,6 +103,9 @@ class Cache:
 
     def writer_pace(self) -> WriterPace:
         return WriterPace(0.0, 1 / self.write if self.write else 0.0)
+
+    def disk_backlog(self) -> DiskBacklog:
+        return DiskBacklog(self.disk, 0.0)
 
 
 @dataclass

@@ -20,7 +20,7 @@ _SLICE = 4 << 20
 
 
 class PutRates:
-    """Rates of one cache's puts and of its disk. Not thread-safe, but for :meth:`hurried`."""
+    """Rates of one cache's puts and of its disk. Not thread-safe, but for :meth:`hurried` and :meth:`on_its_way`."""
 
     def __init__(self, behind: bool, log: WriteLog | None = None) -> None:
         """Begin without a measurement; ``behind``: the disk is waited for when a segment is full; ``log`` is told what
@@ -30,6 +30,8 @@ class PutRates:
         self._written = RateMeter()
         self.waits = RateMeter()
         """Waits for the disk alone, with the bytes of segments."""
+        self.at_work = RateMeter()
+        """Segments that the disk was at work on all the time."""
         self.waited_seconds = 0.0
         """Seconds of all waits for it."""
         self._bytes, self._seconds, self._since = 0, 0.0, 0.0
@@ -62,6 +64,11 @@ class PutRates:
             self._bytes, self._seconds = self._bytes + nbytes, self._seconds + seconds
         if not self._waited:
             self._written.add(nbytes, seconds)
+
+    def on_its_way(self, rate: float) -> float:
+        """Return the bytes that the disk has not yet at ``rate``: of those that were put since it was waited for."""
+        since = self._closed_since if self._closed_bytes else self._since
+        return max(0.0, self._bytes + self._closed_bytes - rate * (time.monotonic() - since))
 
     @contextmanager
     def hurried(self, on_its_way: int = LINE_BYTES) -> Iterator[None]:
@@ -107,6 +114,7 @@ class PutRates:
                 rates.append((self._bytes + self._closed_bytes) / (ended - self._closed_since))
             rate = max(rates)
             whole = self._bytes / rate
+            self.at_work.add(self._bytes, whole)
         on_disk = self._bytes + self._closed_bytes
         self._log.add(on_disk, None if not rate else on_disk / rate)
         if not self._waited:

@@ -1,7 +1,8 @@
 """Forecast of the time after which a run's cache holds all that it has room for, beside the time that it took.
 
-It is made while the cache fills, from what the run has measured by then: the writer's work for a byte and its waits for
-the disk (of the last stretch, so also of the part after a fast one), and how fast the training brings new features.
+It is made while the cache fills, from what the run has measured by then: the writer's time for a byte and its waits for
+the disk (of the last stretch, so also of the part after a fast one), how fast the training brings new features, and the
+disk's own rate, of a probe where the writer did not wait for it yet.
 Samples that the writer was too slow for come again in the next epoch.
 """
 
@@ -13,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hapi.arrays import IntArray
-from hapi.cache.disk_rates import WriterPace
+from hapi.cache.disk_rates import DiskBacklog, WriterPace
 from hapi.client.caching.counts import KeptCounts
 from hapi.profiler.reuse.job_cost import LINE_BYTES
+from hapi.profiler.stages.pipeline import together
 
 STEPS = 8
 """A forecast is made whenever a further part of this size is kept."""
@@ -55,6 +57,9 @@ class Fills(Protocol):
     def writer_pace(self) -> WriterPace:
         """Seconds of the writer for a byte on the disk."""
 
+    def disk_backlog(self) -> DiskBacklog:
+        """Rate of the disk, and the bytes that it has yet to write."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FillState:
@@ -80,10 +85,34 @@ class FillState:
     """Bytes after which the writer waits for the disk; for those after an epoch's last such wait nobody does."""
     in_segment: float
     """Bytes that were written since the last wait."""
+    disk: DiskBacklog | None = None
+    """Rate of the disk, and the bytes that it has yet to write; None where nothing is known of it."""
 
 
 def seconds_left(state: FillState) -> float | None:
     """Return the seconds until the last wanted byte is kept; None when there is no end to it."""
+    found = _by_the_writer(state)
+    never_waits = replace(
+        state, pace=WriterPace(state.pace.work, 0.0), segment=2 * state.wanted + 1, in_segment=0.0
+    )
+    at_work = _by_the_writer(never_waits)
+    # Disk and writer work at the same time, and the more nearly they take as long, the more they wait for each other.
+    return None if found is None else max(found, together((at_work or 0.0, _by_the_disk(state))))
+
+
+def _by_the_disk(state: FillState) -> float:
+    """The least seconds of the disk, which has to write all but the last segment, for which nobody waits.
+
+    What the page cache takes at once comes later: a writer that has not met the disk yet tells nothing of it.
+    """
+    if state.disk is None or not state.disk.rate:
+        return 0.0
+    last = (state.in_segment + state.wanted) % max(1.0, state.segment)
+    return max(0.0, state.disk.nbytes + state.wanted - last) / state.disk.rate
+
+
+def _by_the_writer(state: FillState) -> float | None:
+    """The seconds by the writer's pace, and by what the epochs bring."""
     spent = 0.0
     for _ in range(MAX_EPOCHS):
         kept, seconds, waiting = _epoch(state)
@@ -215,6 +244,7 @@ class FillForecast:
                 pace=cache.writer_pace(),
                 segment=segment,
                 in_segment=counts.kept * each % segment,
+                disk=cache.disk_backlog(),
             )
         )
         if left is not None:

@@ -57,7 +57,9 @@ class Filling:
 
     def offer(self, cache: FeatureCache, rows: ComputedRows, counts: KeptCounts, times: PassTimes) -> None:
         """Let ``rows`` be put into ``cache``, if there is a place in the line; returns at once."""
-        if not self._line.offer(rows.features.nbytes, partial(self._put, cache, rows, counts, times)):
+        if not self._line.offer(
+            rows.features.nbytes, partial(self._put, cache, rows, counts, times, time.monotonic())
+        ):
             self.overrun = True
             counts.wrote(0, 0, len(rows.ids))
 
@@ -93,11 +95,18 @@ class Filling:
         """End the thread once it has put what is in its hands; call :meth:`flush` before."""
         self._line.close(FLUSH_SECONDS)
 
-    def _put(self, cache: FeatureCache, computed: ComputedRows, counts: KeptCounts, times: PassTimes) -> None:
+    def _put(
+        self,
+        cache: FeatureCache,
+        computed: ComputedRows,
+        counts: KeptCounts,
+        times: PassTimes,
+        offered_at: float,
+    ) -> None:
         rows = finite_rows(computed)
         fresh = ~cache.held(rows.ids)
         with self._tracer.span("keep features", "cache", samples=len(rows.ids)):
-            cache.put(rows.ids, byte_rows(rows.features), rows.labels, times)
+            cache.put(rows.ids, byte_rows(rows.features), rows.labels, times, offered_at)
         kept = int((fresh & cache.held(rows.ids)).sum())
         skipped = int(fresh.sum()) - kept + len(computed.ids) - len(rows.ids)
         counts.wrote(kept, kept * cache.sample_bytes, skipped)
