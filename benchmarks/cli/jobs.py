@@ -69,7 +69,7 @@ def _epochs(args: argparse.Namespace) -> Outcome:
 
 def _outcome(records: list[dict[str, Any]], counts: tuple[int, ...], prices: Any) -> Outcome:
     from benchmarks.epochs.figure import draw
-    from benchmarks.epochs.rows import goals_of, rows_of, table
+    from benchmarks.epochs.rows import codec_goals, goals_of, rows_of, table
 
     rows = rows_of(records, counts, prices)
     jobs = {record["cell"]: record["job"] for record in records if record["kind"] == "run"}
@@ -80,7 +80,7 @@ def _outcome(records: list[dict[str, Any]], counts: tuple[int, ...], prices: Any
         [row.to_json() for row in rows],
         lambda path: draw(rows, path, jobs[rows[-1].cell] if rows else ""),
         benchmark="epochs",
-        goals=[goal.to_json() for goal in goals_of(rows)],
+        goals=[goal.to_json() for goal in (*goals_of(rows), *codec_goals(records))],
         prices=asdict(prices),
         disk_write_bytes_per_second=disks,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.epochs.settings import WAYS, Prices, way_of
+from benchmarks.epochs.settings import CODEC_PAIRS, WAYS, Prices, way_of
 from hapi.units import format_bandwidth
 
 Record = Mapping[str, Any]
@@ -23,6 +23,8 @@ LEAST_GAIN = 7.0
 """Goal: job seconds of recomputing over Hapi's."""
 MOST_OF_FIRST = 1.03
 """Goal: seconds of Hapi's epoch 0 over those of one without a cache."""
+MOST_OF_RAW = 1.01
+"""Goal: seconds of a job's epochs with a codec that is chosen over those without one."""
 
 
 _HEAD = "  {:<23}{:>6}{:>11}{:>8}{:>10}{:>9}{:>11}{:>10}{:>9}".format(
@@ -190,6 +192,30 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
     return found
 
 
+def codec_goals(records: Sequence[Record]) -> list[Goal]:
+    """Return the goal of each codec that was chosen, in each cell: the median of the ratios of its repeats."""
+    runs = {
+        (r["cell"], r["way"], r["repeat"]): r for r in _longest([r for r in records if r["kind"] == "run"])
+    }
+    found = []
+    for cell in dict.fromkeys(cell for cell, _, _ in runs):
+        for chosen, raw in CODEC_PAIRS:
+            pairs = [
+                (run, runs[cell, raw, repeat])
+                for (its_cell, way, repeat), run in runs.items()
+                if (its_cell, way) == (cell, chosen) and (cell, raw, repeat) in runs
+            ]
+            if pairs:
+                ratios = [_epochs_seconds(one) / _epochs_seconds(other) for one, other in pairs]
+                name = f"{chosen} over {raw}, {len(pairs)} pairs ({min(ratios):.3f} to {max(ratios):.3f})"
+                found.append(Goal(cell=cell, name=name, value=statistics.median(ratios), bound=MOST_OF_RAW))
+    return found
+
+
+def _epochs_seconds(run: Record) -> float:
+    return float(sum(epoch["seconds"] for epoch in run["epochs"]))
+
+
 def loss_difference(records: Sequence[Record], ways: Sequence[str]) -> dict[str, float]:
     """Return the largest difference of an epoch's losses among ``ways``, over the smaller, by cell."""
     losses: dict[str, dict[int, list[float]]] = {}
@@ -226,7 +252,7 @@ def table(records: Sequence[Record], rows: Sequence[Row], prices: Prices) -> lis
         f"money: {prices.egress:g} for each GB over the link, {prices.server:g} for each hour of a processor beside "
         f"the store, {prices.trainer:g} for each hour of the trainer"
     )
-    return lines + [_verdict(goal) for goal in goals_of(rows)]
+    return lines + [_verdict(goal) for goal in (*goals_of(rows), *codec_goals(records))]
 
 
 def _line(row: Row) -> str:

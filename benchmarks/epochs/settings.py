@@ -47,9 +47,21 @@ WAYS = (
     Way(name="store", title="all in the store", in_store=True),
     Way(name="plain", title="extract once by hand"),
     Way(name="always", title="keep features always", flags=("--cache", "on"), on_request=True),
+    *(
+        Way(
+            name=f"{place} {codec}",
+            title=f"codec {where}: {codec}",
+            flags=("--split", "freeze", f"--{place}-codec", codec, "--cache", cache),
+            on_request=True,
+        )
+        for place, where, cache in (("wire", "on the wire", "off"), ("cache", "at rest", "on"))
+        for codec in ("auto", "none")
+    ),
     Way(name="hapi", title="Hapi", flags=(), by_epochs=True),
 )
 """All, in the order in which they are shown."""
+CODEC_PAIRS = (("wire auto", "wire none"), ("cache auto", "cache none"))
+"""Ways that differ in a codec alone: the one that measures whether it pays, and none."""
 
 
 def way_of(name: str) -> Way:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.epochs.engine import PLAIN, all_runs, link_bytes
 from benchmarks.epochs.figure import draw
-from benchmarks.epochs.rows import goals_of, later, loss_difference, rows_of, table, total
+from benchmarks.epochs.rows import codec_goals, goals_of, later, loss_difference, rows_of, table, total
 from benchmarks.epochs.settings import WAYS, EpochsSettings, Prices
 from benchmarks.testbed.cells import Results
 from benchmarks.testbed.testbed import why_not
@@ -97,6 +97,26 @@ def test_losses_are_compared_epoch_by_epoch() -> None:
     records = [run("plain", [1.0, 1.0]), other]
     assert loss_difference(records, ["plain", "hapi"]) == {"resnet18/1000000": pytest.approx(0.1)}
     assert loss_difference(records, ["plain"]) == {"resnet18/1000000": 0.0}
+
+
+def test_codecs_that_are_chosen_are_compared_in_pairs() -> None:
+    seconds = ((10.0, 10.0), (10.0, 8.0), (9.0, 10.0), (7.0, None))
+    records = []
+    for repeat, (chosen, raw) in enumerate(seconds):
+        records.append(run("wire auto", [1.0, chosen - 1.0], repeat=repeat))
+        records += [] if raw is None else [run("wire none", [0.5, raw - 0.5], repeat=repeat)]
+    (goal,) = codec_goals(records)
+    assert goal.value == 1.0 and goal.reached and "3 pairs (0.900 to 1.250)" in goal.name
+    assert any(
+        "wire auto over wire none" in line for line in table(records, rows_of(records, (2,), PRICES), PRICES)
+    )
+    assert {way.name for way in WAYS if "codec" in way.title} == {
+        "wire auto",
+        "wire none",
+        "cache auto",
+        "cache none",
+    }
+    assert [way.caches for way in WAYS if way.name.startswith("cache ")] == [True, True]
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
