@@ -24,6 +24,7 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.push import push
+from hapi.repository.sources.networks import build_network
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
@@ -113,7 +114,7 @@ def _solar_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
     store, spec = folder / "solar", solar_spec(settings.seed)
     if not store.exists():
         pack_solar(folder / "solar-data", store, "train", settings.real_samples)
-        push(open_store(str(store)), "lite0", build(spec, allow_import=True), spec)
+        push(open_store(str(store)), "lite0", build_network(spec, allow_import=True), spec)
     count = _write_images(f"{store}/solar", folder / "solar-images")
     return Job(
         model=model,
