@@ -181,9 +181,10 @@ class Service:
             return self._structure(check_digest(parts[2], "structure"), access)
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
-    def version(self) -> dict[str, Any]:
+    def version(self, wait: float | None = None) -> dict[str, Any]:
         """Versions of Hapi, of the wire and of the code that computes features here, what that is, the ids of this
-        process and of the processors that it runs on, and the room of its cache of features.
+        process and of the processors that it runs on, and the room of its cache of features; and how many seconds a new
+        job's requests would ``wait``, where that is known.
         """
         caches = self.sharing.caches
         return {
@@ -193,6 +194,7 @@ class Service:
             "code": self.code,
             "machine": machine_id(),
             "computes": self.workers.arithmetic,
+            **({} if wait is None else {"wait": round(wait, 3)}),
             **({} if caches is None else {"cache": caches.room.to_json()}),
         }
 

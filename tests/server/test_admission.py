@@ -8,7 +8,8 @@ import pytest
 
 from hapi.errors import BusyError, DeadlineError, HapiError
 from hapi.server.scheduling.admission import Admission, Slot
-from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, Tenant
+from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.service_rate import ENOUGH_COMPLETED
 
 A, B = Tenant(name="a"), Tenant(name="b")
 

@@ -399,3 +399,37 @@ def test_those_sent_away_come_back_one_after_the_other() -> None:
         "nobody of its own is in the queue"
     )
     assert server.queue.retry_after(Tenant(name="vip", weight=1000.0), 0.001, 100.0) >= 1.0
+
+
+# -- what a new job has to expect ----------------------------------------------------------------------------------
+
+
+def test_a_new_job_waits_for_all_that_its_tenant_has_here() -> None:
+    """Four run and eight wait: beside four of its own, each of these waits for twelve."""
+    server = Server(slots=4)
+    assert server.queue.lasting_wait(A) == 0
+    for _ in range(3):
+        server.ask(A, 0.5)
+    assert server.queue.lasting_wait(A) == 0, "a slot is free"
+    for _ in range(9):
+        server.ask(A, 0.5)
+    assert server.queue.lasting_wait(A) == pytest.approx(12 * 0.5)
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_new_tenants_job_waits_for_its_turns(others: int) -> None:
+    """Whatever the others' lines: each of its four lets one of each other tenant go first, two of weight 2."""
+    server = Server(slots=4)
+    for number in range(others):
+        for _ in range(40):
+            server.ask(Tenant(name=f"t{number}", weight=B.weight), 0.5)
+    assert server.queue.lasting_wait(A) == pytest.approx(4 * 2 * others * 0.5)
+    assert server.queue.lasting_wait(B) == pytest.approx(4 * others * 0.5)
+    assert server.queue.lasting_wait(Tenant(name="t0", weight=B.weight)) >= 40 * 0.5
+
+
+def test_a_tenant_with_few_requests_takes_no_more_than_these() -> None:
+    server = Server(slots=2)
+    for _ in range(3):
+        server.ask(B, 0.5)
+    assert server.queue.lasting_wait(C) == pytest.approx(3 * 0.5)

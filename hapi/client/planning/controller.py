@@ -110,7 +110,7 @@ class SplitController:
         """Batches that were run to see the link."""
         if profile is not None:
             self._profiled.add(0)
-            self._adopt(fitted(profile, sizes), (0, 0), "from the given profile")
+            self._adopt(fitted(profile, sizes), (0, 0), records.given_words(profile))
 
     # -- asked by the window -----------------------------------------------------------------------------
 

@@ -244,8 +244,11 @@ def _scaled(
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
         profile = replace(profile, link=link)
     if "share" in ratios:
-        share = min(1.0, max(SMALLEST_SHARE, profile.server.share * ratios["share"]))
-        profile = replace(profile, server=replace(profile.server, share=share))
+        before, waiting = profile.server.share, profile.server.waiting_seconds
+        share = min(1.0, max(SMALLEST_SHARE, before * ratios["share"]))
+        if before < 1:  # a request waits for as long as what others get is more than its own
+            waiting *= (1 / share - 1) / (1 / before - 1)
+        profile = replace(profile, server=replace(profile.server, share=share, waiting_seconds=waiting))
     overhead, step = ratios.get("overhead", 1.0), ratios.get("step", 1.0)
     server_factor, client_factor = ratios.get("forward", 1.0), ratios.get("suffix", 1.0)
     decode = overhead

@@ -39,6 +39,12 @@ def kept_splits(state: Any, last_split: int) -> tuple[Alternation, int, int, lis
     return at, min_split, max_split, profiled
 
 
+def given_words(profile: Profile) -> str:
+    """Return why a run begins with the plan of ``profile``, which it was given."""
+    crowd = f"; other jobs leave {profile.server.share:.0%} of the server" if profile.server.share < 1 else ""
+    return f"from the given profile{crowd}"
+
+
 def fitted(profile: Profile, sizes: Sizes) -> Profile:
     """Return ``profile`` with the known bytes of this job, as each of its ranks sees it.
 

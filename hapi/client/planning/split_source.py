@@ -16,11 +16,13 @@ from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, blank_profile
 from hapi.client.planning.warm_up import WarmUp
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
+from hapi.client.transport.told_waits import told_waits
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms, choose_offload, price_offload
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.sizes import sizes_of
+from hapi.profiler.stages.crowd import with_waits
 
 
 class Splits(Protocol):
@@ -221,6 +223,8 @@ def planning_of(
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
     if offload is not None:
         sizes = replace(sizes, offloaded_bytes=offload.freed)
+    if given is not None:
+        given = with_waits(given, job, told_waits(job_context.servers))
     if given is not None and offload is not None:
         given = replace(given, update_seconds=given.update_seconds + offload.added_seconds)
     try:

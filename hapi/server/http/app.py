@@ -250,7 +250,7 @@ class Application:
     # -- handlers ----------------------------------------------------------------------------------------
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response(self.service.version())
+        return web.json_response(self.service.version(self.admission.lasting_wait(request[TENANT])))
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return web.Response(body=openapi.document(), content_type=openapi.JSON_MEDIA_TYPE)

@@ -327,7 +327,7 @@ def _version() -> Schema:
     known = {"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST, "computes": TEXT}
     rate = whole(1, MOST_RATE)
     room = of_class(CacheRoom, {"bytes": whole(0, MOST_BYTES), "read": rate, "write": rate}, optional=True)
-    return record({**known, "machine": TEXT, "cache": room}, ("cache",))
+    return record({**known, "machine": TEXT, "wait": SECONDS, "cache": room}, ("cache",))
 
 
 def _dataset_list() -> Schema:

@@ -39,7 +39,8 @@ class Slot:
 
 
 class Admission:
-    """Lives on the event loop's thread; :meth:`expected_wait`, :meth:`pressed` and the counts may be asked from any.
+    """Lives on the event loop's thread; :meth:`expected_wait`, :meth:`lasting_wait`, :meth:`pressed` and the counts may
+    be asked from any.
 
     ``shed`` is told the tenant and the reason of each request that is sent away.
     """
@@ -79,6 +80,11 @@ class Admission:
         """Return the seconds that a request of ``tenant`` would wait now, or when one of its own is over."""
         with self._lock:
             return self._queue.expected_wait(tenant, time.monotonic(), leaving=leaving)
+
+    def lasting_wait(self, tenant: Tenant) -> float:
+        """Return the seconds that each request of a new job of ``tenant`` would wait."""
+        with self._lock:
+            return self._queue.lasting_wait(tenant)
 
     def pressed(self) -> bool:
         """Return whether a request waits that would begin if a slot were free."""

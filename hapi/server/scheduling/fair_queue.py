@@ -30,16 +30,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hapi.server.scheduling.service_rate import ServiceRate
 from hapi.server.tenants.access import EVERYTHING, Access
 
 LEAST_COST = 0.001
 """Seconds that every request is taken to cost at least, so that none is free."""
 LONGEST_RETRY = 60.0
 """Longest time for which a request is sent away, in seconds; the client's own longest wait."""
-FORGETTING = 0.95
-"""Weight that earlier requests keep after a completed one: the rate is that of the last 20 or so."""
-ENOUGH_COMPLETED = 8
-"""Completed requests from which on the rate counts as measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,32 +121,6 @@ class _Line:
             self.paid_until = now
         paid = rate is None or self.balance > -1  # less than a byte is rounding
         return paid and (limit is None or self.running < limit)
-
-
-class ServiceRate:
-    """Seconds of cost that the server does per second while every slot is taken. 1 until it was measured."""
-
-    def __init__(self) -> None:
-        self._cost = self._seconds = 1.0
-        self._since: float | None = None
-        self.completed = 0
-
-    @property
-    def per_second(self) -> float:
-        """The rate of the last requests."""
-        return self._cost / self._seconds
-
-    def full(self, now: float) -> None:
-        """Note that every slot is taken from now on."""
-        self._since = now
-
-    def done(self, cost: float, now: float) -> None:
-        """Note that a request of ``cost`` ended when every slot was taken; one of them is free now."""
-        elapsed = 0.0 if self._since is None else max(0.0, now - self._since)
-        self._cost = FORGETTING * self._cost + cost
-        self._seconds = max(FORGETTING * self._seconds + elapsed, 1e-9)
-        self._since = None
-        self.completed += 1
 
 
 class FairQueue:
@@ -340,6 +311,22 @@ class FairQueue:
             wait = max(wait, (own + half) / self.rate.per_second * max(1.0, self._slots / limit))
         line.may_run(now)  # brings the balance up to date
         return max(wait, _seconds_owed(line))
+
+    def lasting_wait(self, tenant: Tenant) -> float:
+        """Return the seconds that each request of a new job of the tenant would wait; 0 while a slot is free.
+
+        Such a job keeps as many requests here as there are slots. Those of its tenant that are here go first; and
+        each of its own lets the other tenants that are here go first as well, by their weights.
+        """
+        if self.running < self._slots:
+            return 0.0
+        usual, own = self._running_cost / self.running, self._line(tenant)
+        before = own.work + own.running * usual
+        for line in self._lines.values():
+            if line is not own and (count := len(line.waiting) + line.running):
+                between = self._slots * line.tenant.weight / tenant.weight
+                before += (line.work + line.running * usual) * min(1.0, between / count)
+        return before / self.rate.per_second
 
     def retry_after(self, tenant: Tenant, cost: float, now: float) -> float:
         """Return the seconds after which a request that is sent away should come back.

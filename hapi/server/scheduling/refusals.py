@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hapi.errors import BusyError
-from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, LONGEST_RETRY, FairQueue, Tenant, Ticket
+from hapi.server.scheduling.fair_queue import LONGEST_RETRY, FairQueue, Tenant, Ticket
+from hapi.server.scheduling.service_rate import ENOUGH_COMPLETED
 
 
 def queue_full(queue: FairQueue, tenant: Tenant, cost: float, now: float) -> BusyError:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from hapi.client.transport.server_choice import ServerLoad, soonest
 from hapi.client.transport.server_pool import FIRST_PAUSE, LONGEST_PAUSE
+from hapi.client.transport.told_waits import MOST_ASKED
 from hapi.cluster.simulation.server import SimulatedServer
 from hapi.errors import HapiError
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.rendezvous import ranking
 
 
@@ -107,6 +109,11 @@ class KnownServers:
     def others(self, known: KnownServer, now: float) -> list[KnownServer]:
         """Return the servers that were asked before and are well, but for ``known``."""
         return [other for other in self._asked.values() if other is not known and other.well_at <= now]
+
+    def told_waits(self, tenant: Tenant) -> list[float]:
+        """Return the wait that servers tell a new job of ``tenant`` now, as far as the client asks them."""
+        asked = self._listed.servers[:MOST_ASKED]
+        return [server.admission.queue.lasting_wait(tenant) for server in asked if server.alive]
 
     def well_at(self) -> float:
         """Return the time at which the next server is well, when all were asked."""

@@ -13,6 +13,7 @@ from hapi.client.planning.controller import SplitController
 from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts, Work
 from hapi.profiler.fit import Arrivals, Sizes, Tier
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.stages.crowd import with_waits
 from hapi.wire.report import RequestReport
 
 RECENT = 16
@@ -100,6 +101,13 @@ class Splits(Protocol):
     def changes(self) -> int:
         """Times that the split has changed."""
 
+    def begin(self, waits: Sequence[float]) -> None:
+        """Make the first plan.
+
+        Args:
+            waits: seconds that each request would wait, as the servers tell it when the trainer connects.
+        """
+
     def open(self, batch: int) -> int:
         """Return the split of batch number ``batch``, which opens."""
 
@@ -124,6 +132,9 @@ class FixedSplits:
     def __init__(self, split: int) -> None:
         """Take ``split``."""
         self._split = split
+
+    def begin(self, waits: Sequence[float]) -> None:
+        """Do nothing."""
 
     def open(self, batch: int) -> int:
         """Return the only split."""
@@ -150,7 +161,7 @@ class PlannedSplits:
         chance: Callable[[], float] = lambda: 0.0,
         follow: float = 1.0,
     ) -> None:
-        """Choose the first split now.
+        """Choose the first split later.
 
         Args:
             profile: of the servers together, see :func:`hapi.cluster.simulation.costs.together`.
@@ -164,16 +175,28 @@ class PlannedSplits:
         first, longest = (ChangeHold.FIRST, ChangeHold.LONGEST) if holds else (0, 0)
         may = None if follow >= 1 else lambda: chance() < follow
         hold = ChangeHold(first, longest, hysteresis=hysteresis, may=may)
-        self._meter = SimulatedMeter()
-        self._controller = SplitController(
-            "auto", sizes_of(profile), job, self._meter, profile=profile, hold=hold
-        )
+        self._meter, self._hold = SimulatedMeter(), hold
+        self._profile, self._job = profile, job
         self._smoothing, self._pace = smoothing, 0.0
+        self._begun: SplitController | None = None
 
     @property
     def changes(self) -> int:
         """Times that the split has changed since the first choice."""
-        return max(0, len(self._controller.changes) - 1)
+        return 0 if self._begun is None else max(0, len(self._begun.changes) - 1)
+
+    @property
+    def _controller(self) -> SplitController:
+        if self._begun is None:
+            raise RuntimeError("a trainer plans when it begins")
+        return self._begun
+
+    def begin(self, waits: Sequence[float]) -> None:
+        """Choose the first split by what the servers tell, as the client does."""
+        given = with_waits(self._profile, self._job, waits)
+        self._begun = SplitController(
+            "auto", sizes_of(given), self._job, self._meter, profile=given, hold=self._hold
+        )
 
     def open(self, batch: int) -> int:
         """Return the controller's split."""

@@ -153,6 +153,10 @@ class Requests:
         """Requests that are under way or wait to be sent."""
         return self._in_flight + len(self._slices)
 
+    def told_waits(self) -> list[float]:
+        """Return the seconds that servers tell when the trainer connects, see :func:`with_waits`."""
+        return self._known.told_waits(self._sender.tenant)
+
     def begin_pass(self) -> None:
         """Begin to measure the link anew."""
         self._link.begin_pass()

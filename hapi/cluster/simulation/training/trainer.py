@@ -77,6 +77,7 @@ class SimulatedTrainer:
     def _train(self, start: float) -> Steps:
         if start > 0:
             yield self._env.timeout(start)
+        self.splits.begin(self._requests.told_waits())
         while self._open_ahead():
             batch, self._waits_since = self._live[0], self._env.now
             yield batch.full
