@@ -35,6 +35,7 @@ from hapi.client.planning.split_source import Fixed, Splits
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.soundness import check_exactly_once
+from hapi.client.transport.holders import Holders
 from hapi.client.transport.joint_rates import JointRates
 from hapi.client.transport.link_meter import LinkMeter
 from hapi.errors import DeviceMemoryError
@@ -79,6 +80,9 @@ class Passes:
             check_overflow=settings.frozen_precision == "fp16" and settings.check_features == "on",
             planned=planning is not None,
         )
+        described, servers = job_context.description, job_context.servers
+        keeps = described.keeps_features
+        self._holders = Holders(lambda: servers.names, described.count, described.group) if keeps else None
         self.report = PassReport()
         """Counters of the pass that is under way or was the last."""
 
@@ -234,6 +238,7 @@ class Passes:
             movable=splits.movable,
             may_open=splits.may_open,
             codecs=self._codecs,
+            holders=self._holders if self._servers.size > 1 else None,
         )
 
     def _assembled(

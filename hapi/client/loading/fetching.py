@@ -109,6 +109,7 @@ class Fetcher:
                 progress=lambda: part.next,
                 cancelled=self._closed.is_set,
                 resident=model.name if model is not None else "",
+                held=part.content,
                 measured=measured,
             )
         except DeviceMemoryError:
@@ -126,7 +127,7 @@ class Fetcher:
             nonlocal short
             part.cancellation = measured.cancellation
             try:
-                return self._attempt(transport, part)
+                return self._attempt(transport, part, measured)
             except HostMemoryError as error:
                 short += 1
                 if short < SHORT_TRIES or not self._loading.movable(split):
@@ -135,7 +136,7 @@ class Fetcher:
 
         return attempt
 
-    def _attempt(self, transport: Transport, part: RequestSlice) -> int:
+    def _attempt(self, transport: Transport, part: RequestSlice, measured: Measured) -> int:
         """Ask one server for what is missing of ``part``; the bytes of its answer."""
         if self._closed.is_set():
             raise Stopped
@@ -144,6 +145,7 @@ class Fetcher:
         answer = self._ask_for(transport, part)
         self._loading.traffic.answered(part.batch.job.split, *answer)
         self._line.waits(answer.report.wait)
+        measured.shared = answer.report.shared > 0
         return answer.nbytes + _HEAD_BYTES
 
     def _second(

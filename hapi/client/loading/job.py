@@ -60,6 +60,12 @@ class ExtractionJob:
         """Path to which its requests are posted."""
         return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
 
+    @property
+    def keepable(self) -> bool:
+        """True when servers may keep the features: none are for timing, nor of a transform that draws anew."""
+        drawn = self.transform is not None and self.transform.random
+        return self.split > 0 and not drawn and not self.time_layers
+
     def at(self, seed: int, epoch: int) -> ExtractionJob:
         """Return the job in one epoch: chunk windows and a random transform differ from epoch to epoch."""
         windows, transform = self.windows, self.transform

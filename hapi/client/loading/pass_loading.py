@@ -11,6 +11,7 @@ from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import RequestPacer
 from hapi.client.loading.wire_codecs import WireCodecs
+from hapi.client.transport.holders import Holders
 from hapi.client.transport.server_pool import ServerPool
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
@@ -52,6 +53,8 @@ class PassLoading:
     """Features that are kept; None for none."""
     pacing: RequestPacer | None = None
     """Sends no more requests than the link needs; None for as many as allowed."""
+    holders: Holders | None = None
+    """Finds the servers that keep features; None where none does, or there is one only."""
     check: bool = True
     """True to refuse features that are no numbers."""
     movable: Callable[[int], bool] = _never

@@ -40,6 +40,7 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.receiver import OpenBatch, RequestSlice, StageSpan
 from hapi.client.loading.request_line import RequestLine
+from hapi.client.transport.holders import HeldRows
 from hapi.client.transport.server_pool import Stopped
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.process.memory_errors import is_out_of_memory
@@ -153,7 +154,8 @@ class Prefetcher:
         """Which rows of the batch that opens next are kept, once that was looked up."""
         self._looking_up = False
         self._failure: BaseException | None = None
-        count = min(loading.in_flight, sum(-(-len(b) // self._request_size) for b in batches))
+        each = 1 if loading.holders is None else loading.servers.size  # requests for as many rows
+        count = min(loading.in_flight, each * sum(-(-len(b) // self._request_size) for b in batches))
         line = RequestLine(
             loading.pacing, self._changed, lambda: self._closed.is_set() or self._failure is not None
         )
@@ -335,8 +337,14 @@ class Prefetcher:
             arrived=np.zeros(count, dtype=bool),
             arrived_ids=np.full(count, -1, dtype=np.int64),
         )
-        starts = range(0, count, self._request_size)
-        self._slices += [RequestSlice(part, np.arange(s, min(s + self._request_size, count))) for s in starts]
+        self._slices += [RequestSlice(part, held.rows, content=held.content) for held in self._divided(part)]
+
+    def _divided(self, part: OpenBatch) -> Sequence[HeldRows]:
+        """The requests for what a batch needs: to the servers that keep features, or as its rows follow each other."""
+        count, size, job, holders = len(part.ids), self._request_size, part.job, self.loading.holders
+        if holders is not None and job.keepable:
+            return holders.divided(job.dataset, part.ids, size)
+        return [HeldRows(np.arange(start, min(start + size, count)), "") for start in range(0, count, size)]
 
     def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
         """The samples of ``rows``, which carried ``ids``, are in their places."""

@@ -69,6 +69,8 @@ class RequestSlice:
     """Number of rows that have arrived."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """Cancels the attempt under way."""
+    content: str = ""
+    """Content whose provider may have kept what is asked for; empty: any server is as good."""
     second: bool = False
     """True for one that a second server is asked for, which has memory of its own."""
 
@@ -146,16 +148,24 @@ class Receiver:
         return found
 
     def _features(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
-        batch = part.batch
+        batch, apart = part.batch, list[torch.Tensor]()
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            rows = _row_index(self._rows(header, part, batch.job.expected_tensors(len(header.ids))))
-            return [tensor_bytes(batch.features[rows]), tensor_bytes(batch.labels[rows])]
+            count = len(header.ids)
+            rows = _row_index(self._rows(header, part, batch.job.expected_tensors(count)))
+            whole = batch.features, batch.labels
+            if isinstance(rows, slice):
+                return [tensor_bytes(place[rows]) for place in whole]
+            # Rows that lie apart are received elsewhere, and copied when their checksum was right.
+            apart[:] = [torch.empty((count, *place.shape[1:]), dtype=place.dtype) for place in whole]
+            return [tensor_bytes(place) for place in apart]
 
         header = self._next_frame(reader, part, server, sink)
         if isinstance(header, StreamEnd):
             return header
         rows = part.next_rows(len(header.ids))
+        if apart:
+            batch.features[_row_index(rows)], batch.labels[_row_index(rows)] = apart
         if self._check:
             what = f"{server}: features of split {batch.job.split}"
             check_finite(batch.features[_row_index(rows)], header.ids, what, batch.job.precision)

@@ -73,6 +73,8 @@ class Measured:
     """Seconds so far in which any answer was arriving."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """Breaks the attempt under way."""
+    shared: bool = False
+    """True when the answer was kept, or computed for others, in part at least: its time tells nothing of the server."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -18,6 +18,8 @@ FORGOTTEN = 0.3
 """Share of what a server's times go by that one answer replaces."""
 AS_GOOD = 1.25
 """Servers that are expected to take at most so many times as long as the first count as equal."""
+CROWDED = 3.0
+"""Times as long as the first from which on a server is too crowded to be asked for what it keeps."""
 DOUBT_SECONDS, DOUBT_REQUESTS = 10.0, 100
 """Seconds without a request, and requests that went elsewhere, in which half of what makes a server slower than the
 quickest is forgotten: it is asked again then, and may have become quick. Both have to pass, so that a server ten times
@@ -106,7 +108,9 @@ class ServerLoad:
 Load = TypeVar("Load", bound=ServerLoad)
 
 
-def soonest(servers: Sequence[Load], kind: int, now: float, chosen: int = 0) -> list[Load]:
+def soonest(
+    servers: Sequence[Load], kind: int, now: float, chosen: int = 0, as_good: float = AS_GOOD
+) -> list[Load]:
     """Return the servers that are expected to answer a request of ``kind`` first, all that are about equal.
 
     Args:
@@ -114,9 +118,10 @@ def soonest(servers: Sequence[Load], kind: int, now: float, chosen: int = 0) -> 
         kind: of request.
         now: monotonic time.
         chosen: requests to all servers so far, these and others; 0 where they are not counted.
+        as_good: times as long as the first in which others count as equal.
     """
     known = [seconds for server in servers if (seconds := server.sample_seconds(kind)) is not None]
     quickest = min(known, default=1.0)
     expected = {id(server): server.expected(kind, quickest, now, chosen) for server in servers}
     smallest = min(expected.values())
-    return [server for server in servers if expected[id(server)] <= AS_GOOD * smallest]
+    return [server for server in servers if expected[id(server)] <= as_good * smallest]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hapi.client.transport.hedging import Hedging, InFlight, Measured, Server
-from hapi.client.transport.server_choice import Asked, soonest
+from hapi.client.transport.server_choice import CROWDED, Asked, soonest
 from hapi.client.transport.stragglers import Stragglers
 from hapi.client.transport.trouble import Trouble, is_absence, is_servers_fault
 from hapi.errors import (
@@ -109,6 +109,12 @@ class ServerPool:
         with self._lock:
             return [server.transport.url for server in self._servers]
 
+    @property
+    def names(self) -> list[str]:
+        """The same as all sides write them."""
+        with self._lock:
+            return [server.name for server in self._servers]
+
     def join(self, transport: Transport) -> None:
         """Ask one more server from now on."""
         with self._lock:
@@ -150,6 +156,7 @@ class ServerPool:
         once: bool = False,
         provider_of: str = "",
         resident: str = "",
+        held: str = "",
         measured: Measured | None = None,
     ) -> T:
         """Return the result of ``attempt`` on some server; retryable errors are retried, others raised.
@@ -163,13 +170,14 @@ class ServerPool:
             provider_of: content whose servers are asked in the order of :func:`hapi.wire.rendezvous.ranking`, so that
                 each server answers for few contents; empty: the server that is expected to answer first.
             resident: content that is better asked from its provider where several servers would answer as soon.
+            held: content that its provider may have kept, and is asked for there unless that is crowded.
             measured: kind and samples of a request whose time is kept for the choice of servers; None: of another one.
 
         Raises:
             Stopped: the pool was closed, or ``cancelled`` returned True.
         """
         kind = _UNMEASURED if measured is None else measured.kind
-        trouble = Trouble(only, provider_of or resident, not provider_of, kind)
+        trouble = Trouble(only, provider_of or held or resident, not provider_of, kind, bool(held))
         while True:
             server = self._pick(trouble, cancelled)
             before, flight = progress(), self._sent(server, measured)
@@ -184,7 +192,7 @@ class ServerPool:
                 if unwanted:
                     raise Stopped from None
                 if progress() != before:
-                    trouble = Trouble(only, trouble.content, trouble.busy_first, kind)
+                    trouble = Trouble(only, trouble.content, trouble.busy_first, kind, trouble.held)
                 trouble.add(server, error, time.monotonic())
                 if isinstance(error, TransportError):
                     self._check()
@@ -249,6 +257,9 @@ class ServerPool:
         if trouble.content:
             ranked = ranking((s.name for s in self._servers), trouble.content)
             places = {name: place for place, name in enumerate(ranked)}
+        if trouble.held:
+            uncrowded = soonest(fresh, trouble.kind, now, self._chosen, CROWDED)
+            return min(uncrowded, key=lambda s: places.get(s.name, 0))
         if trouble.busy_first:
             best = soonest(fresh, trouble.kind, now, self._chosen)
             return min(best, key=lambda s: (s.in_flight, places.get(s.name, 0)))
@@ -324,7 +335,10 @@ class ServerPool:
             server.end(now)
             if flight is not None:
                 self._stragglers.answered(flight.asked, flight.outstanding(now).waited)
-                (server.outrun if flight.superseded else server.answered)(flight.asked, now)
+                if flight.superseded:
+                    server.outrun(flight.asked, now)
+                elif not flight.measured.shared:
+                    server.answered(flight.asked, now)
             if good and (flight is None or not flight.superseded):
                 server.failures = 0
                 server.well_at = 0.0

@@ -30,6 +30,8 @@ class Trouble:
     """True when a server that answers sooner is better than a provider."""
     kind: int
     """Kind of request, of :class:`hapi.client.transport.hedging.Measured`."""
+    held: bool = False
+    """True when the provider may have kept the answer, and is asked unless it is crowded."""
     error: HapiError | None = None
     since: float = 0.0
     """Monotonic time of the first failure."""
