@@ -28,7 +28,7 @@ from hapi.wire import messages
 
 DEPLOY = Path(hapi.__file__).parents[1] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ("cpu", "gpu", "autoscale-hpa", "autoscale-keda")
+OVERLAYS = ("cpu", "gpu", "autoscale-hpa", "autoscale-keda", "stateful")
 OWN_FILES = {"tenants.yaml": "tenants.example.yaml", "store.env": "store.example.env"}
 """Files that are the operator's, by the examples that they are copied from."""
 NOT_APPLIED = {"server.yaml", "tenants.example.yaml", "prometheus-adapter.yaml"}
@@ -140,10 +140,10 @@ def test_every_name_in_a_kustomization_exists_and_every_file_is_named() -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_kubernetes_takes_every_manifest(release: str) -> None:
-    patches = {"processors.yaml", "gpu.yaml"}  # no whole manifests: see the next test
+    patches = {"processors.yaml", "gpu.yaml", "stateful.yaml"}  # no whole manifests: see the next test
     skipped = {"kustomization.yaml", *NOT_APPLIED, *patches, *OWN_FILES}
     paths = [path for path in sorted(KUBERNETES.rglob("*.yaml")) if path.name not in skipped]
-    assert len(paths) >= 7
+    assert len(paths) >= 8
     for path in paths:
         for document in documents(path.read_text(encoding="utf-8")):
             check(document, release)
@@ -155,12 +155,15 @@ def test_kubernetes_takes_what_an_overlay_becomes(overlay: str, tmp_path: Path) 
     for document in found.values():
         check(document, RELEASES[-1])
     kinds = sorted(name.partition("/")[0] for name in found)
-    base = ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Secret", "Secret", "Service",
+    servers = "StatefulSet" if overlay == "stateful" else "Deployment"
+    base = ["ConfigMap", servers, "NetworkPolicy", "PodDisruptionBudget", "Secret", "Secret", "Service", "Service",
             "ServiceAccount"]  # fmt: skip
     more = {"autoscale-hpa": ["HorizontalPodAutoscaler"], "autoscale-keda": ["ScaledObject"]}
     assert kinds == sorted(base + more.get(overlay, []))
-    deployment = found["Deployment/hapi-server"]["spec"]
-    assert ("replicas" in deployment) == (overlay in ("cpu", "gpu")), "an autoscaler's number is its own"
+    deployment = found[f"{servers}/hapi-server"]["spec"]
+    assert ("replicas" in deployment) == (not overlay.startswith("autoscale")), (
+        "an autoscaler's number is its own"
+    )
     generated = {name for name in found if name.startswith(("Secret", "ConfigMap"))}
     text = json.dumps(deployment)
     assert all(f'"{name.partition("/")[2]}"' in text for name in generated)
@@ -244,8 +247,9 @@ def test_the_environment_is_the_servers(overlay: str, file: str) -> None:
 def test_ports_and_paths_are_the_servers() -> None:
     (port,) = container()["ports"]
     assert port["containerPort"] == settings().port
-    (service,) = read("base", "service.yaml")["spec"]["ports"]
-    assert service["port"] == settings().port and service["targetPort"] == port["name"]
+    for name in ("service.yaml", "service-headless.yaml"):
+        (service,) = read("base", name)["spec"]["ports"]
+        assert service["port"] == settings().port and service["targetPort"] == port["name"]
     (ingress,) = read("base", "network-policy.yaml")["spec"]["ingress"]
     assert [allowed["port"] for allowed in ingress["ports"]] == [port["name"]]
     paths = {messages.READY_PATH: ["readinessProbe"], messages.HEALTH_PATH: ["livenessProbe", "startupProbe"]}
@@ -260,9 +264,54 @@ def test_every_selector_finds_the_servers() -> None:
     (label,) = template["selector"]["matchLabels"].items()
     assert label in template["template"]["metadata"]["labels"].items()
     assert dict([label]) == read("base", "service.yaml")["spec"]["selector"]
+    assert dict([label]) == read("base", "service-headless.yaml")["spec"]["selector"]
     assert dict([label]) == read("base", "network-policy.yaml")["spec"]["podSelector"]["matchLabels"]
     assert dict([label]) == read("base", "disruption-budget.yaml")["spec"]["selector"]["matchLabels"]
     assert pod()["serviceAccountName"] == read("base", "service-account.yaml")["metadata"]["name"]
+
+
+def test_trainers_can_see_every_server_and_only_those_that_take_work() -> None:
+    """A headless Service is a name with each ready server's address, which a client follows."""
+    spec = read("base", "service-headless.yaml")["spec"]
+    assert spec["clusterIP"] == "None" and not spec.get("publishNotReadyAddresses")
+    assert "clusterIP" not in read("base", "service.yaml")["spec"]
+
+
+def test_servers_may_ask_each_other() -> None:
+    """For --providers: in and out, at the servers' port, and nobody else comes in by it."""
+    labels = read("base", "deployment.yaml")["spec"]["selector"]["matchLabels"]
+    policy = read("base", "network-policy.yaml")["spec"]
+    (ingress,) = policy["ingress"]
+    assert {"podSelector": {"matchLabels": labels}} in ingress["from"]
+    out = [
+        rule for rule in policy["egress"] if {"podSelector": {"matchLabels": labels}} in rule.get("to", ())
+    ]
+    assert [rule["ports"] for rule in out] == [ingress["ports"]]
+
+
+def test_a_server_with_a_name_provides_under_it_and_keeps_features_on_its_disk(tmp_path: Path) -> None:
+    found = built("stateful", tmp_path)
+    spec = found["StatefulSet/hapi-server"]["spec"]
+    (pod,) = spec["template"]["spec"]["containers"]
+    service = found["Service/hapi-servers"]["metadata"]["name"]
+    assert spec["serviceName"] == service
+    names = [f"hapi-server-{number}" for number in range(spec["replicas"])]
+    variables = {variable["name"]: variable for variable in pod["env"]}
+    assert variables["POD_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    for name in names:
+        args = [argument.replace("$(POD_NAME)", name) for argument in pod["args"]]
+        given = overrides_of(parser().parse_args([*entrypoint(), *args]), ServerSettings)
+        read_settings = load(ServerSettings, KUBERNETES / "base" / "server.yaml", given, {}, VARIABLES).value
+        assert read_settings.advertise in read_settings.providers
+        assert list(read_settings.providers) == [
+            f"http://{each}.{service}:{settings().port}" for each in names
+        ]
+        (mount,) = [mount for mount in pod["volumeMounts"] if mount["name"] == "features"]
+        assert (read_settings.cache_dir or "").startswith(mount["mountPath"])
+        (claim,) = spec["volumeClaimTemplates"]
+        room = claim["spec"]["resources"]["requests"]["storage"]
+        assert claim["metadata"]["name"] == "features"
+        assert (read_settings.cache_size or 0) < int(room.removesuffix("Gi")) << 30
 
 
 def seconds_to_fail(probe: str) -> float:
