@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from hapi.client.transport.addresses import ServerAddresses
 from hapi.client.transport.fleet_list import listed_servers
 from hapi.config.token import read_token
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError
+from hapi.figures.fleet import fleet_page
+from hapi.paths import check_output, write_whole
 from hapi.process.threads import Threads
 from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
@@ -49,16 +52,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=seconds(0.1), default=10.0, metavar="S", help="seconds to wait (default 10)"
     )
     parser.add_argument("--json", action="store_true", help="all of it, as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write it as a page, too, which a browser reads again")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the state in lines; exit code 1 when a server's work does not move, or a server is absent."""
-    urls = list(dict.fromkeys(args.urls))
+    urls, asked = list(dict.fromkeys(args.urls)), time.time()
+    if args.html is not None:
+        check_output("--html", args.html)
     _check_count(len(urls))
     probes = _probed(urls, read_token(args.token_file), args.ca_file, args.timeout)
     if len(probes) == 1 and probes[0].error is not None:
         raise probes[0].error
     fleet = Fleet.of(probes)
+    if args.html is not None:
+        write_whole(args.html, fleet_page(fleet.to_json(), asked), "--html")
     if args.json:
         print(json.dumps(fleet.to_json(), indent=2))
     else:
@@ -264,7 +272,7 @@ def _check(probe: Probe) -> None:
     if max(len(probe.document.get(name, ())) for name in ("devices", "tenants", "errors")) > _MOST_LISTED:
         raise ValueError("more than a server tells")
     fleet = Fleet.of([probe])
-    fleet.to_json()
+    fleet_page(fleet.to_json(), 0.0)
     for _ in (*probe.lines(), *fleet.common_lines()):
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from support.harness import hapi, server
 from support.http_tools import EXTRACT, Known, ServedApplication, exchange, make_store, served
 
 from hapi.cli.main import main
+from hapi.server.tenants.by_token import read_tenants
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,88 @@ def test_a_foreign_answer_is_one_line(
     assert lines[0].startswith("2 servers: 1 serving, 1 unknown") or lines[0].startswith(
         "2 servers: 1 unknown, 1 serving"
     )
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+HOSTILE = "<img src=x onerror=alert(1)>&\x00"
+
+
+def test_a_fleet_as_a_page(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], nowhere: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "fleet.html"
+    lines = status(capsys, *map(url_of, two), nowhere, "--html", str(path), code=1).splitlines()
+    assert lines[0].startswith("3 servers: 2 serving, 1 absent"), "the lines are printed as ever"
+    page = path.read_text(encoding="utf-8")
+    for words in (
+        *map(url_of, two),
+        nowhere,
+        "2 serving, 1 absent",
+        "0 of 8",
+        "default",
+        "is the server running",
+    ):
+        assert words in page
+    assert 'http-equiv="refresh"' in page, "a browser follows what is written anew"
+    assert not re.search(r"<script|https?://(?!127\.0\.0\.1|localhost)| src=", page), "it loads nothing"
+
+
+def test_what_servers_tell_is_text_on_the_page(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good, path = exchange(two[0].port, "GET", "/v1/status").json(), tmp_path / "fleet.html"
+    error = {"at": 1e30, "tenant": HOSTILE, "path": "/", "status": 500, "kind": "x", "line": HOSTILE}
+    tenants = [{**good["tenants"][0], "name": HOSTILE}]
+    hostile = {
+        "hapi": HOSTILE,
+        "state": HOSTILE,
+        "tenants": tenants,
+        "errors": [error],
+        "certificate": HOSTILE,
+    }
+    with telling({**good, **hostile}) as url:
+        status(capsys, url, "--html", str(path), code=1)
+    page = path.read_text(encoding="utf-8")
+    assert "<img" not in page and "\x00" not in page and "&lt;img src=x onerror=alert(1)&gt;&amp;" in page
+
+
+def test_the_page_shows_what_the_token_may_see_and_not_the_token(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A tenant with lists sees its own; one that may not ask for the status gets none of the page's rows."""
+    path, page = tmp_path / "tenants.yaml", tmp_path / "fleet.html"
+    path.write_text(
+        "all-of-it: {token: sees-everything-1}\nnarrow: {token: sees-its-own-123, datasets: [digits]}\n"
+        "blind: {token: sees-nothing-at-1, status: no}\n"
+    )
+    seen = {}
+    with served(folder, tenants=read_tenants(str(path), None)) as one:
+        known = Known(folder).extract([10**6])
+        refused = exchange(one.port, "POST", EXTRACT, known, {"Authorization": "Bearer sees-everything-1"})
+        assert refused.status == 404
+        for token in ("sees-everything-1", "sees-its-own-123", "sees-nothing-at-1"):
+            (tmp_path / "token").write_text(token)
+            arguments = ("status", url_of(one), url_of(one), "--token-file", str(tmp_path / "token"))
+            main([*arguments, "--html", str(page)])
+            capsys.readouterr()
+            seen[token] = page.read_text(encoding="utf-8") if page.exists() else ""
+            page.unlink(missing_ok=True)
+    everything, own, nothing = seen.values()
+    assert (
+        all(name in everything for name in ("all-of-it", "narrow", "blind")) and "Last errors" in everything
+    )
+    assert "narrow" in own and "all-of-it" not in own and "Last errors" not in own
+    assert not any(name in nothing for name in ("all-of-it", "narrow", "blind"))
+    assert not any(token in text for token in seen for text in seen.values())
+
+
+def test_a_page_that_cannot_be_written(
+    two: list[ServedApplication], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["status", url_of(two[0]), "--html", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_wrong_url_is_wrong_use(two: list[ServedApplication], capsys: pytest.CaptureFixture[str]) -> None:
