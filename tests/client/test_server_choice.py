@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -138,3 +139,55 @@ def test_about_equal_ones_are_all_returned() -> None:
         load.answered(load.asked(0, 1, 0.0), seconds)
         load.end(seconds)
     assert soonest(loads, 0, 1.3) == loads[:2]
+
+
+# -- beside Prequal's rule -----------------------------------------------------------------------------------------
+
+
+class Tellings:
+    """What each server of a :class:`Course` told with its last answers: requests there, and their median seconds."""
+
+    def __init__(self, count: int) -> None:
+        self.depths: list[int] = [0] * count
+        self.seconds: list[list[float]] = [[] for _ in range(count)]
+        self.seen: list[int] = []
+
+    def rule(self, loads: list[ServerLoad], now: float) -> ServerLoad:
+        """The quickest of those that are not hot, as Prequal's defaults have it; the least busy of hot ones alone."""
+        fresh = [number for number, told in enumerate(self.seconds) if not told]
+        if fresh:
+            return min((loads[number] for number in fresh), key=lambda load: load.in_flight)
+        limit = sorted(self.seen[-64:])[int(2**-0.25 * (len(self.seen[-64:]) - 1))]
+        cold = [number for number, load in enumerate(loads) if load.in_flight <= limit]
+        if not cold:
+            return min(loads, key=lambda load: load.in_flight)
+        return loads[
+            min(cold, key=lambda number: sorted(self.seconds[number])[len(self.seconds[number]) // 2])
+        ]
+
+    def follow(self, course: Course) -> Course:
+        """Note what the answers tell, each at its end."""
+        for number, load in enumerate(course.loads):
+            answered = load.answered
+
+            def telling(asked: Asked, now: float, number: int = number, tell: Any = answered) -> None:
+                self.depths[number] = course.loads[number].in_flight - 1
+                self.seen.append(self.depths[number])
+                self.seconds[number] = [*self.seconds[number], now - asked.at][-16:]
+                tell(asked, now)
+
+            load.answered = telling  # type: ignore[method-assign]
+        return course
+
+
+def test_prequals_rule_on_a_short_list_is_worse_than_answer_times() -> None:
+    """Told depths and latencies, known at once: the quickest of four is asked until it is slower than the slow one."""
+
+    def slow(place: int, now: float) -> float:
+        return 1.0 if place == 3 else 0.1
+
+    tellings = Tellings(4)
+    theirs = tellings.follow(Course(4, slow)).run(200, tellings.rule)
+    ours = Course(4, slow).run(200, by_both)
+    assert theirs.longest_but_a_hundredth() > 1.5 * ours.longest_but_a_hundredth()
+    assert theirs.rate() == pytest.approx(ours.rate(), rel=0.05)

@@ -19,9 +19,17 @@ class Proxy:
     """A TCP proxy in front of a server that changes what the server sends, connection by connection."""
 
     def __init__(
-        self, port: int, change: Change, buffer: int | None = None, ask: Change = lambda data: data
+        self,
+        port: int,
+        change: Change,
+        buffer: int | None = None,
+        ask: Change = lambda data: data,
+        piece: int = 1 << 16,
     ) -> None:
-        """``buffer``: bytes of answers that the system may hold for each connection; ``ask`` changes requests."""
+        """``buffer``: bytes of answers that the system may hold for each connection; ``ask`` changes requests; most
+        bytes that go on at a time are a ``piece``.
+        """
+        self._piece = piece
         self._target = port
         self._buffer = buffer
         self._change, self._ask = change, ask
@@ -50,7 +58,7 @@ class Proxy:
 
     def _pump(self, source: socket.socket, target: socket.socket, change: Change) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(self._piece):
                 changed = change(data)
                 if changed is None:
                     break
