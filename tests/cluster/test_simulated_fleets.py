@@ -8,8 +8,9 @@ import pytest
 from support.fleets import a_fleet, a_job, a_profile, profiles_of, replayed, servers, trainers
 from support.profiler_tools import free_tier
 
-from hapi.cluster.simulation.fleet import FleetEvent, SharedLink, SharedMachine
+from hapi.cluster.simulation.fleet import Fleet, FleetEvent, SharedLink, SharedMachine
 from hapi.cluster.simulation.replay import Simulation, replay
+from hapi.cluster.simulation.training.planning import PlannedSplits
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import LinkProfile, SampleProfile
 
@@ -194,3 +195,27 @@ def test_a_request_at_a_straggler_is_sent_to_a_second_server() -> None:
     assert counts.nbytes == pytest.approx(1500 * 8 * 1000), "what was not taken is counted apart"
     for server in simulation.servers["store"]:
         assert server.admission.queue.running == server.admission.queue.queued == 0
+
+
+def test_a_trainer_that_comes_to_a_crowded_fleet_begins_with_an_earlier_cut() -> None:
+    """By what the servers tell when it connects, as the client does: before it has measured any wait."""
+    profile = a_profile(
+        outputs=(50, 50, 10), forward=(0.001, 0.001, 0), suffix=(0.002, 0.002, 0), step_seconds=0.001,
+        samples=SampleProfile(stored_bytes=50, encoded=False, uint8_bytes=50, tensor_bytes=50),
+    )  # fmt: skip
+
+    def first_cut(crowd: int) -> int:
+        groups = (
+            trainers(crowd, name="crowd", split=2, in_flight=8),
+            trainers(name="late", split="auto", spread=9.0),
+        )
+        fleet = Fleet(servers=(servers(1),), trainers=groups[not crowd :], seconds=20.0, warm_up=1.0)
+        simulation = Simulation(
+            fleet, profiles_of(fleet, profile, a_job(samples=8000, prefetch_bytes=100_000))
+        )
+        simulation.run(lambda share: None)
+        (late,) = simulation.trainers["late"]
+        assert isinstance(late.splits, PlannedSplits)
+        return late.splits._controller.changes[0].after
+
+    assert first_cut(8) < first_cut(0)
