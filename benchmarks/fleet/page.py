@@ -255,16 +255,19 @@ def _crowd(document: Mapping[str, Any]) -> list[str]:
 
 
 def _large(document: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for row in document["large"]:
-        what = (
-            f"{row['trainers']} trainers of {sizes.CROWD_MODEL}, {row['servers']} servers of a core, of which each "
-            f"trainer knows {sizes.KNOWN}; {sizes.LARGE_SECONDS:g} s, simulated in {row['wall_seconds']:.0f} s: "
-            f"{row['samples_per_second']:.0f} samples/s, {row['stalled']:.0%} stalled, {row['requests']} requests "
-            f"(p50, p99: {_both(row['latency'])} s), {row['changes_per_100_batches']:.2f} changes in 100 batches."
-        )
-        lines += ["## More than 10,000 trainers", "", what]
-    return lines
+    rows = document["large"]
+    if not rows:
+        return []
+    walls = " and ".join(f"{row['wall_seconds']:.0f}" for row in rows)
+    how = (
+        f"Simulated in {walls} s: {sizes.LARGE_TRAINERS} trainers of {sizes.MODEL}, batches of {sizes.LARGE_BS}, "
+        f"{sizes.LARGE_SERVERS} servers {sizes.LARGE_SPEED:g} times as fast, of which each trainer knows "
+        f"{sizes.KNOWN}; all answers over one link with {sizes.LARGE_SHARE * sizes.TRAINER_LINK / 1e6:g} Mbit/s for "
+        "each trainer. Of "
+        f"{sizes.LARGE_SECONDS:g} s the first third is not counted; in the second the link has "
+        f"{sizes.LARGE_NARROW:.0%} and servers fail, in the last others are slow. All planners watch."
+    )
+    return ["## 10,000 trainers", "", how, "", *_changed(rows, "name")]
 
 
 def _both(quantiles: Mapping[str, float]) -> str:

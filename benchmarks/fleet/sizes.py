@@ -58,7 +58,12 @@ RACK_SHARES = (1.0, 0.1, 0.05, 0.02)
 CROWD_MODEL, CROWD_SPEED, CROWD_LINK = HERD_MODEL, 1.0, HERD_LINK / HERD_TRAINERS
 """As in the herd of a few trainers; the link's bits per second are for each trainer."""
 CROWD_TRAINERS, CROWD_SERVERS, CROWD_KNOWN = 480, 40, 2
-LARGE_TRAINERS, LARGE_SERVERS, LARGE_SECONDS = 10_800, 900, 45.0
+LARGE_TRAINERS, LARGE_SERVERS, LARGE_SECONDS = 10_000, 1000, 24.0
+LARGE_SPEED, LARGE_BS, LARGE_SHARE, LARGE_NARROW = 32.0, 256, 0.1, 0.5
+"""Speed of a server; samples of a batch; bandwidth that a trainer has left on the link that all share, over its own
+link's, and the part of that while it is narrow."""
+LARGE_FAULTS = LARGE_SERVERS // 50
+"""Servers that fail, and those that become ten times as slow."""
 CROWD_REACTIONS: Mapping[str, Reaction] = {
     "both: the client's own": Reaction(),
     "at once": Reaction(hysteresis=0.0, holds=False),
@@ -121,20 +126,30 @@ def crowd() -> Rows:
 
 
 def large() -> Rows:
-    """Return what a fleet of more than 10,000 trainers does, whose link is narrow for a third of the time."""
-    fleet = _fleet(
-        LARGE_TRAINERS,
-        LARGE_SERVERS,
-        link=SharedLink(name="shared", bandwidth=CROWD_LINK * LARGE_TRAINERS),
-        events=(_narrow(LARGE_SECONDS / 3, LARGE_SECONDS / 3),),
-        speed=CROWD_SPEED,
-        seconds=LARGE_SECONDS,
-    )
-    yield str(LARGE_TRAINERS), partial(_row, fleet, CROWD_MODEL)
+    """Return what a fleet of 10,000 trainers does without faults, and while its link is narrow, servers fail and others
+    become slow, all within a third of the time each.
+    """
+    third = LARGE_SECONDS / 3
+    fail = FleetEvent(what="fail", name="servers", at=third, seconds=third, count=LARGE_FAULTS)
+    slow = FleetEvent(what="slow", name="servers", at=2 * third, seconds=third, count=LARGE_FAULTS)
+    faults = (_narrow(third, third, LARGE_NARROW), fail, slow)
+    for name, events in {"none": (), "a narrow link, 2% fail, 2% ten times as slow": faults}.items():
+        fleet = _fleet(
+            LARGE_TRAINERS,
+            LARGE_SERVERS,
+            link=SharedLink(name="shared", bandwidth=LARGE_SHARE * TRAINER_LINK * LARGE_TRAINERS),
+            events=events,
+            speed=LARGE_SPEED,
+            bs=LARGE_BS,
+            warm_up=third,
+            seconds=LARGE_SECONDS,
+            settle=0.05,
+        )
+        yield f"{LARGE_TRAINERS} {name}", partial(_row, fleet, name=name)
 
 
-def _narrow(since: float, seconds: float) -> FleetEvent:
-    return FleetEvent(what="link", name="shared", at=since, seconds=seconds, factor=NARROW)
+def _narrow(since: float, seconds: float, factor: float = NARROW) -> FleetEvent:
+    return FleetEvent(what="link", name="shared", at=since, seconds=seconds, factor=factor)
 
 
 def _fleet(
@@ -147,6 +162,8 @@ def _fleet(
     speed: float = SPEED,
     known: int = KNOWN,
     in_flight: int | None = 1,
+    bs: int | None = None,
+    settle: float = 0.02,
     warm_up: float = 15.0,
     seconds: float = 45.0,
 ) -> Fleet:
@@ -167,6 +184,8 @@ def _fleet(
                 count=trainers,
                 servers=min(servers, known),
                 in_flight=in_flight,
+                bs=bs,
+                request_size=bs,
                 bandwidth=TRAINER_LINK,
                 spread=5.0,
             ),
@@ -177,7 +196,7 @@ def _fleet(
         seconds=seconds,
         warm_up=warm_up,
         detail="requests",
-        settle=0.02,
+        settle=settle,
     )
 
 
