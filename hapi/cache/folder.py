@@ -85,7 +85,7 @@ class CacheFolder:
         self._probe_lock = threading.Lock()
         self._probed: DiskRates | None = None
         self.writes = WriteLog()
-        """What this process has written."""
+        """Log of the bytes that this process has written."""
         self._fast_part: FastPart | None = None
 
     @classmethod

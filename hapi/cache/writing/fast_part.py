@@ -100,7 +100,7 @@ def _misfit(stretches: Sequence[tuple[int, int, float]], rate: float) -> float:
 
 
 class WriteLog:
-    """What one process has written into a cache's folder, by stretch. Thread-safe."""
+    """Log of the bytes that one process has written into a cache's folder, by stretch. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
