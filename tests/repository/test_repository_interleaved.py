@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.listing_behind import listing_behind
+from support.standing import Standing
 from support.stores import DyingStore, FullStore, Killed
 
 from hapi.errors import ConflictError, DataError, NotFoundError
@@ -26,10 +27,6 @@ from hapi.repository.versions import list_versions, model_names
 from hapi.store.local import LocalStore
 
 LARGE = 300 << 10
-OPERATIONS = (
-    "put", "put_new", "put_over", "put_pieces", "get", "delete", "list", "list_keys", "list_names", "exists", "size",
-    "read_into", "read_many",
-)  # fmt: skip
 NUMBERS = pytest.mark.parametrize(
     ("numbers", "every"),
     [
@@ -54,28 +51,6 @@ MOST = 200
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hapi.repository.push._COLLECTED_SECONDS", 0.0)
     monkeypatch.setattr("hapi.repository.versions._WAIT_SECONDS", 0.0)
-
-
-class Standing:
-    """A store whose user stands still before its n-th operation, while something else happens."""
-
-    def __init__(self, store: LocalStore | FullStore, before: int, happens: Callable[[], None]) -> None:
-        self._store, self._left, self._happens = store, before, happens
-        self.stood = False
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name not in OPERATIONS:
-            return found
-
-        def operation(*arguments: Any, **named: Any) -> Any:
-            self._left -= 1
-            if self._left == -1:
-                self.stood = True
-                self._happens()
-            return found(*arguments, **named)
-
-        return operation
 
 
 def layer(number: int) -> SourceLayer:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hapi.errors import NotFoundError
-from hapi.repository.known.record_log import RecordLog
+from hapi.repository.known.record_log import KnownRecords, RecordLog
 from hapi.repository.versions import document_checksum, document_of
 from hapi.store.base import ObjectStore
 
@@ -21,14 +20,12 @@ _IN_PROCESS = "memory://"
 """Stores of one process, whose marks mean nothing in another one."""
 
 
-class KnownDocuments:
+class KnownDocuments(KnownRecords):
     """Reads descriptions of versions, each state of one once; a context manager, which keeps them; thread-safe."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._log = None if store.url.startswith(_IN_PROCESS) else RecordLog.of(store, "versions")
-        self._known = {} if self._log is None else self._log.read()
-        self._new: dict[str, bytes] = {}
+        super().__init__(None if store.url.startswith(_IN_PROCESS) else RecordLog.of(store, "versions"))
         self._lock = threading.Lock()
 
     def read(self, key: str) -> Mapping[str, Any]:
@@ -48,12 +45,3 @@ class KnownDocuments:
             with self._lock:
                 self._new[name] = data
         return document
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._log is not None:
-            self._log.append(self._new)

@@ -7,22 +7,17 @@ a collection needs is always read from the store.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from hapi.errors import NotFoundError
-from hapi.repository.known.record_log import RecordLog
+from hapi.repository.known.record_log import KnownRecords, RecordLog
 from hapi.store.base import ObjectStore
 
 
-class KnownEntries:
+class KnownEntries(KnownRecords):
     """Data of entries by key; a context manager, which keeps what was added; thread-safe."""
 
     def __init__(self, store: ObjectStore) -> None:
         """Look whether the journal is the one that was read."""
-        self._log = RecordLog.of(store, "journals")
-        self._known = {} if self._log is None else self._log.read()
-        self._new: dict[str, bytes] = {}
+        super().__init__(RecordLog.of(store, "journals"))
         newest = max(self._known, default=None)
         if newest is not None and self._log is not None and not _is(store, newest, self._known[newest]):
             self._log.clear()
@@ -36,15 +31,6 @@ class KnownEntries:
         """Keep a sound entry."""
         if key not in self._known:
             self._new[key] = data
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._log is not None:
-            self._log.append(self._new)
 
 
 def _is(store: ObjectStore, key: str, data: bytes) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from types import TracebackType
 from typing import Self
 
 import xxhash
@@ -91,6 +92,28 @@ class RecordLog:
         found = sorted((path.stat().st_mtime_ns, path) for path in self._path.parent.glob("*.log"))
         for _, path in found[:-MAX_FILES]:
             path.unlink(missing_ok=True)
+
+
+class KnownRecords:
+    """What this machine has read of a store, by name; a context manager, which keeps what was added.
+
+    Without a file (``log`` is None) nothing is known, and nothing is kept.
+    """
+
+    def __init__(self, log: RecordLog | None) -> None:
+        """Read ``log``."""
+        self._log = log
+        self._known = {} if log is None else log.read()
+        self._new: dict[str, bytes] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._log is not None:
+            self._log.append(self._new)
 
 
 def _record(name: bytes, value: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.listing_behind import listing_behind
+from support.standing import Standing
 from support.stores import CountingRemote, DyingStore, Killed
 from support.threads import at_once
 
@@ -27,9 +28,6 @@ from hapi.repository.versions import model_names
 from hapi.store.local import LocalStore
 
 LARGE = 300 << 10
-OPERATIONS = (
-    "put", "put_new", "put_pieces", "get", "delete", "list", "list_keys", "list_names", "exists", "size", "read_many",
-)  # fmt: skip
 MOST = 200
 """Operations that no push or collection here has."""
 EVERY = pytest.mark.parametrize(
@@ -95,28 +93,6 @@ def test_two_machines_and_what_each_remembers(
                 else:
                     collect_packs(store)
         check_whole(folder)
-
-
-class Standing:
-    """A store whose user stands still before its n-th operation, while something else happens."""
-
-    def __init__(self, store: CountingRemote, before: int, happens: Callable[[], object]) -> None:
-        self._store, self._left, self._happens = store, before, happens
-        self.stood = False
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name not in OPERATIONS:
-            return found
-
-        def operation(*arguments: Any, **named: Any) -> Any:
-            self._left -= 1
-            if self._left == -1:
-                self.stood = True
-                self._happens()
-            return found(*arguments, **named)
-
-        return operation
 
 
 @pytest.fixture
