@@ -40,13 +40,13 @@ _QUANTITY = re.compile(
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]{{1,3}})\s*", re.ASCII)
 
 
-def parse_bytes(text: str | int, what: str = "size") -> int:
+def parse_bytes(text: str | int, what: str = "size", example: str = "64MiB or 1.5GB") -> int:
     """Parse ``"64MiB"``, ``"1.5GB"``, ``"512 kB"``, ``"4096"`` or an int into bytes.
 
     MiB is 2**20, MB is 10**6. ``64M`` (which of the two?) and ``64Mb`` (bits) are refused. Raises
-    :class:`UsageError`, its message beginning with ``what``.
+    :class:`UsageError`, its message beginning with ``what``; of what cannot be read it shows an ``example``.
     """
-    number, unit = _split(text, what, "64MiB or 1.5GB")
+    number, unit = _split(text, what, example)
     if not unit:
         return _whole(number, text, what)
     if re.fullmatch(r"[kKMGTP]b|[KMGTP]ib|.*[bB]its?", unit):

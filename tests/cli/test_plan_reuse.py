@@ -216,6 +216,7 @@ def test_a_report_that_is_wrong_there_is_one_line(
         (["--cache", "1e40GB"], "--cache"),
         (["--cache", "lots"], "--cache"),
         (["--disk-write", "0"], "expected 1B/s to"),
+        (["--disk-write", "fast"], "write it as 200MB/s"),
         (["--disk-fast", "1GB"], "--disk-slow-write and --disk-fast say together"),
         (["--disk-slow-write", "1MB/s"], "--disk-slow-write and --disk-fast say together"),
         (

@@ -40,7 +40,7 @@ _PRICE = real(0, MOST_PRICE)
 
 def _disk_rate(text: str) -> int:
     """Bytes per second, as ``200MB/s`` or ``200MB``."""
-    return units.parse_bytes(text.removesuffix("/s"), "rate")
+    return units.parse_bytes(text.removesuffix("/s"), "rate", "200MB/s")
 
 
 _RATE = Number(_disk_rate, 1, 1e13, "1B/s to 10TB/s")
