@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.store.base import DOCUMENT_BYTES, ObjectStore
 from hapi.store.locking.locks import Lease
 from hapi.wire.documents import check_int, parse_document
@@ -44,6 +45,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _MAX_HIDDEN = 1000
 """Objects that a listing may lack."""
+_AHEAD = 8
+"""Numbers at which the newest version is looked for where a listing lacks it: others may have been replaced there."""
 _TRIES = 100
 """Changes of a tag that others may make while one is made."""
 
@@ -93,7 +96,7 @@ def list_versions(store: ObjectStore, name: str) -> list[int]:
 
     Those that were written a moment ago are among them, also where the store's listing is behind.
     """
-    return _numbers(store, f"{model_prefix(name)}/versions", _VERSION)
+    return _versions(store, name)
 
 
 def list_tags(store: ObjectStore, name: str) -> dict[str, Tag]:
@@ -117,7 +120,7 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
     number = int(wanted) if wanted is not None and wanted.isdigit() and len(wanted) <= _DIGITS else None
     if number is not None and store.exists(version_key(name, number)):
         return number
-    versions = list_versions(store, name)
+    versions = _versions(store, name, _AHEAD if wanted is None else 1)
     while versions and not store.exists(version_key(name, versions[-1])):
         versions.pop()  # removed, which the listing does not know
     if not versions:
@@ -336,14 +339,25 @@ def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
     return Tag(tag, version, str(document.get("digest")), str(document.get("created")))
 
 
-def _numbers(store: ObjectStore, folder: str, ending: str) -> list[int]:
-    """Numbers of the objects in ``folder``, in order. Those behind the last one that is listed are asked for by key."""
+def _versions(store: ObjectStore, name: str, ahead: int = 1) -> list[int]:
+    return _numbers(store, f"{model_prefix(name)}/versions", _VERSION, ahead)
+
+
+def _numbers(store: ObjectStore, folder: str, ending: str, ahead: int = 1) -> list[int]:
+    """Numbers of the objects in ``folder``, in order. Those behind the last one that is listed are asked for by key,
+    ``ahead`` at a time, until none of these is there.
+    """
     found = _listed_numbers(store, folder, ending)
-    following = max(found, default=0) + 1
-    for number in range(following, following + _MAX_HIDDEN):
-        if not store.exists(f"{folder}/{number:0{_DIGITS}}{ending}"):
+    last = max(found, default=0)
+    end = last + _MAX_HIDDEN
+    while last < end:
+        numbers = range(last + 1, last + 1 + ahead)
+        keys = [f"{folder}/{number:0{_DIGITS}}{ending}" for number in numbers]
+        exist = side_by_side(store, store.exists, keys)
+        if not any(exist):
             break
-        found.append(number)
+        found += [number for number, exists in zip(numbers, exist, strict=True) if exists]
+        last = found[-1]
     return found
 
 

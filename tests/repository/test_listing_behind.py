@@ -19,7 +19,7 @@ from hapi.repository.packs import journal
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.verify import verify_model
-from hapi.repository.versions import add_tag, drop_versions, list_tags, list_versions
+from hapi.repository.versions import add_tag, drop_versions, list_tags, list_versions, version_key
 from hapi.store.local import LocalStore
 
 LARGE = 300 << 10
@@ -91,6 +91,19 @@ def test_versions_that_are_replaced_leave_the_newest_listed_one(store: LocalStor
     with listing_behind(store):
         assert open_model(store, "m").reference == "m@4"
         assert drop_versions(store, "m", before=4) == [2, 3]
+
+
+def test_a_listing_that_lacks_what_another_one_had_hides_no_newest_version(store: LocalStore) -> None:
+    """As of a node that was down while versions were pushed and replaced, beside one that was not."""
+    push_of(store, "m", 1)
+    add_tag(store, "m", "best", 1)
+    with listing_behind(store):
+        push_of(store, "m", 2)
+        push_of(store, "m", 3)
+        store.delete(version_key("m", 2))
+        assert open_model(store, "m").reference == "m@3"
+        push_of(store, "m", 4)
+        assert open_model(store, "m").reference == "m@4"
 
 
 def test_a_tagged_version_is_kept_although_its_tag_is_hidden(store: LocalStore) -> None:
