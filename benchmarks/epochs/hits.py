@@ -263,7 +263,7 @@ class _Pairs(TrainingCallback):
 
     def _loop(self) -> PlainLoop:
         """The plain loop over what the first epoch has kept."""
-        (cache,) = self._session.keeping.training_features().values()
+        (cache,) = self._session.keeping.training.of().values()
         ids = np.arange(self._settings.samples)
         features, labels = torch.empty(len(ids), _WIDTH), torch.empty(len(ids), dtype=torch.int64)
         found = cache.read(ids, features.view(torch.uint8).numpy(), labels.numpy())

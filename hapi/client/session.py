@@ -322,7 +322,7 @@ class Session(Closing):
             memory_bytes=memory_bound(settings.cache_memory),
             samples=lambda: self.keeping.samples.get(job_context.description.reference),
             views=job_context.views or 1,
-            features=self.keeping.training_features,
+            features=self.keeping.training.shares,
             rounded=job_context.wire_rounding != NONE,
             refused=lambda: self.keeping.refusal,
             rates=self.keeping.rates,
@@ -338,4 +338,5 @@ class Session(Closing):
             prices=settings.prices,
             always=settings.cache == "on",
             wire_codecs=self.codecs.costs,
+            kept_for=facts.kept_for if facts.views > 1 else None,
         )

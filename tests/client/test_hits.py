@@ -162,7 +162,7 @@ def test_batches_in_memory_between_some_that_servers_compute(service: Service, t
     with opened(service, tmp_path / "part") as session:
         ids = np.concatenate(session.batch_ids(0))[rows]
         features, labels = (torch.cat(list(parts))[rows] for parts in zip(*expected, strict=True))
-        (cache,) = session.keeping.training_features().values()
+        (cache,) = session.keeping.training.of().values()
         cache.put(ids, features.view(torch.uint8).numpy(), labels.numpy())
         check_same(passed(session), expected)
         assert session.last.kept.hits == len(rows) and session.last.samples == SAMPLES

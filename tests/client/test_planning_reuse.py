@@ -151,7 +151,7 @@ def test_facts_tell_what_the_caches_hold() -> None:
 
     cache = Cache()
     facts = CacheFacts(
-        ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda: {KeptAt(3): cache},
+        ids=np.arange(40), trainers=2, budget=1000, memory_bytes=10, features=lambda epoch: {KeptAt(3): cache},
         rates=lambda: (5.0, 4.0), views=3,
     )  # fmt: skip
     found = facts()

@@ -102,7 +102,7 @@ def test_a_split_that_a_strategy_chooses(service: Service, tmp_path: Path, codec
     with open_session(
         service, **{**JOB, "cache_dir": str(tmp_path), "split": "auto", "wire_codec": codec}
     ) as session:
-        kept = session.keeping.training_features()
+        kept = session.keeping.training.of()
         assert all(
             cache.key.rounding == ((codec, at.split) if at.split else None) for at, cache in kept.items()
         )

@@ -66,6 +66,7 @@ def facts(draw: st.DrawFn) -> ReuseFacts:
             if draw(st.booleans())
         ),
         trainers=draw(st.integers(1, 3)),
+        views=draw(st.sampled_from([1, 1, 2, 5])),
         refused=draw(st.sampled_from(["", "", "layer 3 is trained"])),
     )
 
@@ -138,7 +139,7 @@ def test_the_budget_is_never_exceeded(profile: Profile, job: Job, known: ReuseFa
             assert cost.kept_bytes == 0 or cost.kept == pricer.kept_before
         else:
             had = int(pricer.kept_before * pricer.samples * pricer.sample_bytes)
-            assert cost.kept_bytes <= max(pricer.storage.bytes, had) + 1
+            assert cost.kept_bytes <= pricer.views * (max(pricer.storage.bytes, had) + 1)
 
 
 @given(profiles(), jobs, storages)
@@ -245,6 +246,38 @@ def test_what_is_kept_counts_from_the_first_epoch() -> None:
     )
     cost = simple(known, 1)
     assert cost.received_bytes == 0 and cost.fill_seconds == 0 and cost.server_seconds == 0
+
+
+def test_views_take_turns_and_share_the_room() -> None:
+    """Eight epochs of four views are four jobs of two epochs; in four each view is used once."""
+    disk = Storage(bytes=1000 * (10_000 + RECORD_BYTES), read=1e12, write=1e12)
+    four = ReuseFacts(client=replace(disk, bytes=4 * disk.bytes), samples=4000, views=4)
+    one, cost = simple(ReuseFacts(client=disk), 2), simple(four, 8)
+    assert cost.seconds == pytest.approx(4 * one.seconds)
+    assert (cost.kept, cost.kept_bytes, cost.received_bytes) == (
+        1,
+        4 * one.kept_bytes,
+        4 * one.received_bytes,
+    )
+    assert cost.fill_seconds == pytest.approx(4 * one.first_epoch_seconds)
+    assert simple(replace(four, client=disk), 8).kept == pytest.approx(0.25)
+    once = simple(four, 4)
+    assert once.received_bytes == 4 * simple(ReuseFacts(), 1).received_bytes
+    assert simple(four, 3).fill_seconds is None and simple(four, 3).kept == pytest.approx(0.75)
+    half = replace(four, client_kept=(KeptShare(cut=1, share=0.5),))
+    assert simple(half, 4).received_bytes < 0.9 * once.received_bytes
+    stored = replace(four, client=replace(disk, bytes=10**9))
+    assert simple(stored, 8, mode="keep samples").kept == 1, "stored samples serve all views"
+
+
+def test_nothing_is_kept_for_as_many_epochs_as_views() -> None:
+    profile = crafted([10_000, 1_000], [0.01, 0.0], client_tier=free_tier())
+    disk = Storage(bytes=10**12, read=1e9, write=1e9)
+    known = ReuseFacts(client=disk, samples=4000, views=4, samples_refused="no folder")
+    for epochs, mode in ((4, "recompute"), (30, "keep here")):
+        found = choose_reuse(profile, Job(bs=20, samples=1000, epochs=epochs, request_size=20), known)
+        assert found.mode == mode, epochs
+        assert ("no more epochs than views" in found.reason) == (epochs == 4)
 
 
 def test_facts_are_read_back_and_wrong_ones_are_named() -> None:

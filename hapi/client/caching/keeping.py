@@ -22,10 +22,10 @@ from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling, rows_where
 from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, rounding_at, view_of
 from hapi.client.caching.sources import PassFeatures, in_part
+from hapi.client.caching.training_features import TrainingFeatures
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.tried_codecs import TriedCodecs
-from hapi.client.planning.cache_facts import KeptAt
 from hapi.client.planning.cache_forecast import close_caches, open_caches
 from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
@@ -80,6 +80,10 @@ class Keeping(Closing):
         self._filling = Filling(tracer)
         self._forecast = FillForecast()
         self._features: dict[str, FeatureCache] = {}
+        self.training = TrainingFeatures(
+            job_context, self._usable_key, self._is_begun, self._cache, self._split
+        )
+        """Caches of the training samples' features."""
         self._memory_bytes = memory_bound(settings.cache_memory)
         self._codes: tuple[ServerCode, ...] | None = None
         self._keys: dict[tuple[object, ...], FeatureKey | Refusal] = {}
@@ -88,7 +92,7 @@ class Keeping(Closing):
         self._trusted = True
         self.cut = job_context.last_split
         """Layer whose outputs are kept."""
-        self.fills = self._always or settings.epochs > 1
+        self.fills = self._always or settings.epochs > (job_context.views or 1)
         """True while features that are computed are kept."""
         self._codec: str | None = None
         """Codec that the plan has chosen for what is kept; None before there is a plan."""
@@ -211,7 +215,8 @@ class Keeping(Closing):
         if reuse.mode == "keep there":
             self._verdict = f"{BY_SERVER}; {reuse.reason}"
         self.fills = reuse.mode == "keep here"
-        self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or reuse.one_epoch)
+        once = reuse.epochs <= (self._job_context.views or 1)
+        self._reads = reuse.mode != "keep samples" and (reuse.mode != "recompute" or once)
         self._part = 1.0
         if reuse.mode == "keep here":
             self.cut, self._part, self._codec = reuse.cut, reuse.choice.limit, reuse.codec
@@ -243,23 +248,16 @@ class Keeping(Closing):
         ids: IntArray = np.setdiff1d(context.training_ids, np.concatenate(planned), assume_unique=True)
         return ids[in_part(ids, part) & ~source.cache.held(ids)]
 
-    def training_features(self) -> Mapping[KeptAt, FeatureCache]:
-        """Return the cache of the training samples' features by its cut; none where they may not be kept.
+    def _usable_key(self, epoch: int) -> FeatureKey | None:
+        """Key of the training samples in the view of ``epoch``; None where none may be kept."""
+        if self._job_context.cache_folder is None or not self._trusted or self.refusal:
+            return None
+        key = self._key(epoch, False)
+        return key if isinstance(key, FeatureKey) else None
 
-        Where the wire rounds, also by the split that they came by: the present one, and those that there are some of.
-        """
-        context, folder, now = self._job_context, self._job_context.cache_folder, self._split()
-        key = Refusal("") if folder is None or not self._trusted or self.refusal else self._key(0, False)
-        if folder is None or isinstance(key, Refusal):
-            return {}
-        if context.wire_rounding == NONE:
-            return {KeptAt(self.cut): self._cache(key)}
-        found = {KeptAt(self.cut, now): self._cache(key)}
-        for split in range(self.cut + 1):
-            other = replace(key, rounding=rounding_at(context, split))
-            if split != now and (other.digest in self._features or FeatureCache.is_begun(folder, other)):
-                found[KeptAt(self.cut, split)] = self._cache(other)
-        return found
+    def _is_begun(self, key: FeatureKey) -> bool:
+        folder = self._job_context.cache_folder
+        return key.digest in self._features or (folder is not None and FeatureCache.is_begun(folder, key))
 
     def codecs(self) -> tuple[CutCodecs, ...]:
         """Return the codecs of kept features of training samples, by cut: the one of most that are kept, if any, else
@@ -267,7 +265,7 @@ class Keeping(Closing):
         """
         wanted, found = self._settings.cache_codec, []
         on = None if wanted == "auto" else wanted
-        for (cut, _), cache in list(self.training_features().items())[:1]:  # that of the present split
+        for (cut, _), cache in list(self.training.of().items())[:1]:  # that of the present split
             kept = cache.stored_as()
             if kept is not None and cache.share(self._job_context.training_ids) > 0.5:
                 found.append(CutCodecs.measured(cut, (kept,), on=kept.name))
@@ -283,7 +281,7 @@ class Keeping(Closing):
 
     def rates(self) -> DiskRates:
         """Return the rates of the disk that features of training samples are kept on, as measured or by a probe."""
-        caches = self.training_features().values()
+        caches = self.training.of().values()
         return next((cache.probed_rates() for cache in caches), DiskRates(None, None))
 
     @property

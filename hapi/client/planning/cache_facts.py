@@ -53,8 +53,8 @@ class CacheFacts:
     memory_bytes: int = 0
     samples: Callable[[], SampleCache | None] = lambda: None
     """Cache of stored samples that may be used; None where there is none."""
-    features: Callable[[], Mapping[KeptAt, Shares]] = dict
-    """Caches of features that may be used, by cut and split."""
+    features: Callable[[int | None], Mapping[KeptAt, Shares]] = lambda epoch: {}
+    """Caches of features that may be used, by cut and split: those of an epoch's view, or None for those of all."""
     rounded: bool = False
     """True where the wire rounds."""
     refused: Callable[[], str] = lambda: ""
@@ -74,11 +74,8 @@ class CacheFacts:
 
     def __call__(self) -> ReuseFacts:
         """Return the facts as they are now."""
-        samples, caches = self.samples(), dict(self.features())
+        caches, samples = self._caches(None), self.samples()
         read, write = self.rates()
-        if samples is not None:
-            caches[KeptAt(0)] = samples
-        kept = {at: cache.share(self.ids) for at, cache in caches.items()}
         storage = Storage(
             # A full disk keeps what it has.
             bytes=self.budget if all(cache.admits for cache in caches.values()) else 0,
@@ -94,18 +91,29 @@ class CacheFacts:
             client=storage if self.budget else None,
             server=server,
             server_kept=server_kept,
-            client_kept=tuple(
-                KeptShare(cut=at.cut, share=share, split=at.split)
-                for at, share in sorted(kept.items())
-                if share
-            ),
+            client_kept=self._shares(caches),
             codecs=self.codecs(),
             wire_codecs=self.wire_codecs(),
             samples=max(1, len(self.ids)) * self.views,
+            views=self.views,
             trainers=self.trainers,
             refused=self.refused(),
             samples_refused="" if samples is not None else "there is no cache of stored samples",
             rounded=self.rounded,
+        )
+
+    def kept_for(self, epoch: int) -> tuple[KeptShare, ...]:
+        """Return the shares that ``epoch`` finds in this side's caches: those of its own view."""
+        return self._shares(self._caches(epoch))
+
+    def _caches(self, epoch: int | None) -> Mapping[KeptAt, Shares]:
+        samples, caches = self.samples(), dict(self.features(epoch))
+        return caches if samples is None else {**caches, KeptAt(0): samples}
+
+    def _shares(self, caches: Mapping[KeptAt, Shares]) -> tuple[KeptShare, ...]:
+        kept = {at: cache.share(self.ids) for at, cache in caches.items()}
+        return tuple(
+            KeptShare(cut=at.cut, share=share, split=at.split) for at, share in sorted(kept.items()) if share
         )
 
     def _server_facts(self) -> tuple[Storage | None, tuple[KeptShare, ...]]:

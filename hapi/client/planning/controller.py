@@ -349,8 +349,8 @@ class SplitController:
     # -- for the report and the checkpoint ---------------------------------------------------------------
 
     def estimated_seconds(self, epoch: int, samples: int) -> float | None:
-        """Seconds of an epoch of ``samples`` at the present split; None before there is a plan."""
-        kept = None if self.chooser is None else self.chooser.epoch_seconds(samples)
+        """Seconds of ``epoch``, of ``samples``, at the present split; None before there is a plan."""
+        kept = None if self.chooser is None else self.chooser.epoch_seconds(samples, epoch)
         if kept is not None or self.profile is None:
             return kept
         return seconds_at(self.profile, replace(self.job, samples=samples), self.at)

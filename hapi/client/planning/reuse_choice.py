@@ -9,7 +9,7 @@ from typing import Any
 
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
-from hapi.profiler.reuse.facts import RAW, CutCodecs, Objective, Prices, ReuseFacts
+from hapi.profiler.reuse.facts import RAW, CutCodecs, KeptShare, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer
 from hapi.profiler.stages.alternation import Alternation
 
@@ -28,6 +28,7 @@ class ReuseChooser:
         prices: Prices | None = None,
         always: bool = False,
         wire_codecs: Callable[[], tuple[CutCodecs, ...]] = tuple,
+        kept_for: Callable[[int], tuple[KeptShare, ...]] | None = None,
     ) -> None:
         """Choose by ``facts()``, which tells the room, and the shares that are kept by now.
 
@@ -37,8 +38,9 @@ class ReuseChooser:
             prices: for money.
             always: keep features in any case.
             wire_codecs: those that are on, told anew each time.
+            kept_for: tells what an epoch finds here, where that differs from one to the next.
         """
-        self._always, self._wire_codecs = always, wire_codecs
+        self._always, self._wire_codecs, self._kept_for = always, wire_codecs, kept_for
         self._facts, self._objective, self._prices = facts, objective, prices or Prices()
         self.plan: ReusePlan | None = None
         """The choice; None before there is a profile."""
@@ -122,8 +124,8 @@ class ReuseChooser:
             return 0.0
         return self._profile.sent_bytes(split) / codec.encode
 
-    def epoch_seconds(self, samples: int) -> float | None:
-        """Return the seconds of an epoch of ``samples`` by the present choice with what is kept now.
+    def epoch_seconds(self, samples: int, epoch: int) -> float | None:
+        """Return the seconds of ``epoch``, of ``samples``, by the present choice with what is kept now.
 
         None before there is a choice. That the cache fills meanwhile is in it.
         """
@@ -131,7 +133,9 @@ class ReuseChooser:
             return None
         job = replace(self._job, samples=samples, epochs=1)
         facts = self._facts()
-        facts = replace(facts, samples=facts.samples or self._job.samples)
+        facts = replace(facts, samples=facts.samples or self._job.samples * facts.views)
+        if self._kept_for is not None:
+            facts = replace(facts, client_kept=self._kept_for(epoch))
         return JobPricer(self._profile, job, facts, self.plan.choice).job_cost(self._prices).seconds
 
     def to_json(self) -> dict[str, Any] | None:

@@ -76,11 +76,6 @@ class ReusePlan:
         return self.choice.alternation
 
     @property
-    def one_epoch(self) -> bool:
-        """True when nothing is kept because the samples are used once only."""
-        return self.mode == "recompute" and self.epochs == 1
-
-    @property
     def codec(self) -> str:
         """Name of the codec of what is kept."""
         return self.choice.codec.name
@@ -167,13 +162,13 @@ class _LowerBounds:
             return 0.0
         first = self._epoch(pricer, pricer.kept_before)
         if pricer.room < 1:
-            return first
+            return sum(views for views, _ in pricer.visits) * first
         key = choice.cut, choice.codec
         if key not in self._whole:
             self._whole[key] = self._epoch(pricer, 1.0)
         # Where a disk is slow, an epoch that reads a part and computes the rest may cost less.
         later = min(first, self._whole[key], *(self._epoch(pricer, share) for share in _SHARES))
-        return first + (pricer.job.epochs - 1) * later
+        return sum(views * (first + (epochs - 1) * later) for views, epochs in pricer.visits)
 
     def _epoch(self, pricer: JobPricer, share: float) -> float:
         epoch = pricer.epoch(share)
@@ -361,8 +356,9 @@ def _why_not(job: Job, facts: ReuseFacts, objective: Objective, costs: dict[Mode
         return "there is no cache"
     if facts.refused and not kept:
         return facts.refused
-    if job.epochs == 1:
-        return "there is one epoch only, and nothing is kept yet"
+    if job.epochs <= facts.views:
+        epochs = "is one epoch only" if facts.views == 1 else "are no more epochs than views"
+        return f"there {epochs}, and nothing is kept yet"
     order = _order(objective)
     best = min(kept, key=order, default=None)
     if best is None or plain is None:

@@ -143,7 +143,9 @@ class ReuseFacts:
     wire_codecs: tuple[CutCodecs, ...] = ()
     """Codecs that were measured on the wire, by split."""
     samples: int | None = None
-    """Samples that all trainers of the job use; None for those of one epoch of this one."""
+    """Samples that all trainers of the job use, in all their views; None for those of one epoch of this one."""
+    views: int = 1
+    """Forms of each sample, which epochs have in turn: an epoch finds what was kept of its own."""
     trainers: int = 1
     refused: str = ""
     """Reason why features cannot be kept; empty if they can."""
@@ -181,7 +183,7 @@ class ReuseFacts:
     def from_json(cls, document: Any, where: str = "reuse") -> Self:
         """Parse ``document``; :class:`ConfigError` names the first field below ``where`` that is wrong."""
         if isinstance(document, Mapping):  # what is usual need not be said
-            document = {"rounded": False, **document}
+            document = {"rounded": False, "views": 1, **document}
             for name in ("client_kept", "server_kept"):
                 if isinstance(kept := document.get(name), list | tuple):
                     document[name] = [

@@ -93,13 +93,19 @@ class JobCost:
 
 
 class JobPricer:
-    """Prices one choice: epochs with any share of kept samples, and the job made of them."""
+    """Prices one choice: epochs with any share of kept samples, and the job made of them.
+
+    Features of views take turns and share the room: each view is priced as a job of its own, of every K-th epoch.
+    Stored samples serve all of them.
+    """
 
     def __init__(self, profile: Profile, job: Job, facts: ReuseFacts, choice: Choice) -> None:
         """Price ``choice``; ``job.epochs`` are the epochs to come."""
         self.profile, self.job, self.choice = profile, job, choice
-        self.samples = facts.samples or job.samples
-        """Samples that may come into the cache."""
+        self.views = facts.views if choice.mode in ("keep here", "keep there") else 1
+        """Forms of each sample that are kept apart."""
+        self.samples = job.samples if facts.samples is None else max(1, facts.samples // facts.views)
+        """Samples that may come into the cache, of one view."""
         content = profile.sent_bytes(choice.cut)
         self.sample_bytes = content / choice.codec.ratio + RECORD_BYTES
         """Bytes of a kept sample on disk."""
@@ -119,8 +125,16 @@ class JobPricer:
         """Largest share of the samples that is ever read."""
 
     def _filled(self, storage: Storage | None) -> Storage | None:
-        """``storage`` as the thread fills it that encodes what it writes, while the disk is at work on what it has."""
+        """A view's part of ``storage``, as the thread fills it that encodes what it writes, while the disk is at work
+        on what it has."""
         codec = self.choice.codec
+        if storage is not None and self.views > 1:
+            storage = replace(
+                storage,
+                bytes=storage.bytes // self.views,
+                fast_bytes=storage.fast_bytes // self.views,
+                memory_bytes=storage.memory_bytes // self.views,
+            )
         if storage is None or codec.name == RAW.name:
             return storage
         encoded = self.sample_bytes * codec.encode / self._content
@@ -204,9 +218,49 @@ class JobPricer:
         """Return the seconds of an epoch without what it waits for at its end, see :meth:`epoch`."""
         return self.epoch(share, keeping).epoch(self.profile.link.bits_per_second)
 
+    @property
+    def visits(self) -> tuple[tuple[int, int], ...]:
+        """Numbers of views that come up, each with the epochs that have them; those of most epochs first."""
+        rounds, more = divmod(self.job.epochs, self.views)
+        every = ((more, rounds + 1), (self.views - more, rounds))
+        return tuple((views, epochs) for views, epochs in every if views and epochs)
+
     def job_cost(self, prices: Prices) -> JobCost:
         """Return the costs of all epochs."""
-        share, left, written, behind = self.kept_before, self.job.epochs, 0.0, 0.0
+        runs = [(views, self._run(epochs)) for views, epochs in self.visits]
+        unseen = self.views - sum(views for views, _ in runs)
+        seconds = sum(views * run.sums.seconds for views, run in runs)
+        server = sum(views * run.sums.server for views, run in runs)
+        received = sum(views * run.sums.received for views, run in runs)
+        kept = (unseen * self.kept_before + sum(views * run.share for views, run in runs)) / self.views
+        return JobCost(
+            choice=self.choice,
+            seconds=seconds,
+            money=prices.of(received, server, seconds),
+            first_epoch_seconds=runs[0][1].sums.first,
+            last_epoch_seconds=runs[0][1].sums.last,
+            fill_seconds=self._filled_at([run for _, run in runs], unseen),
+            kept=kept,
+            kept_bytes=int(kept * self.views * self.samples * self.sample_bytes),
+            received_bytes=round(received),
+            server_seconds=server,
+        )
+
+    def _filled_at(self, runs: Sequence[_Run], unseen: int) -> float | None:
+        """Seconds from the job's beginning until no view comes into the cache any more; None if that is after its end.
+
+        Those that a view takes in its own epochs, of which the others' lie between.
+        """
+        own = [run.filled_at for run in runs]
+        longest = max((at for at in own if at is not None), default=0.0)
+        if None in own or (unseen and not self._full(self.kept_before)):
+            return None
+        first = runs[0].sums.first
+        return longest + (self.views - 1) * (first if 0 < longest <= first else longest)
+
+    def _run(self, epochs: int) -> _Run:
+        """Epochs of one view."""
+        share, left, written, behind = self.kept_before, epochs, 0.0, 0.0
         sums = _Sums()
         filled_at = 0.0 if self._full(share) else None
         while left:
@@ -219,18 +273,7 @@ class JobPricer:
             written += one.fraction * count * self.samples * self.sample_bytes
             behind = one.behind
             left -= count
-        return JobCost(
-            choice=self.choice,
-            seconds=sums.seconds,
-            money=prices.of(sums.received, sums.server, sums.seconds),
-            first_epoch_seconds=sums.first,
-            last_epoch_seconds=sums.last,
-            fill_seconds=filled_at,
-            kept=share,
-            kept_bytes=int(share * self.samples * self.sample_bytes),
-            received_bytes=round(sums.received),
-            server_seconds=sums.server,
-        )
+        return _Run(sums, share, filled_at)
 
     def _full(self, share: float) -> bool:
         return share >= self.room - 1e-9
@@ -281,6 +324,17 @@ class _Epoch:
     """Seconds until the last of them has."""
     behind: float
     """Bytes that the disk has not yet when it ends."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Epochs of one view."""
+
+    sums: _Sums
+    share: float
+    """Share of its samples that is kept at their end."""
+    filled_at: float | None
+    """Seconds of these epochs until no more comes; None if it comes to the end."""
 
 
 class _Sums:
