@@ -127,7 +127,7 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
         raise unknown_model(store, name)
     if wanted is None:
         return versions[-1]
-    if number is not None:
+    if number is not None and len(wanted) < LEAST_DIGEST_DIGITS:
         raise NotFoundError(
             f"model {name!r} has no version {number} in {store.url}; it has {_listed(versions)}",
             outside=f"model {name!r} has no version {number} here; it has {_listed(versions)}",
