@@ -26,6 +26,8 @@ _RANDOM = re.compile(r"random:(\d{1,18})")
 FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
 _ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pth", ".pt", ".ckpt")
 """Endings of the names of checkpoints in a folder, the preferred ones first."""
+_USUAL = ("model", "pytorch_model")
+"""What stands before the ending where a folder has several files of a kind: Hugging Face's libraries read that one."""
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("
 _WEIGHTS = r"^class (\w+_Weights)\(WeightsEnum\):\n((?:(?:    .*)?\n)+)"
 _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
@@ -46,15 +48,18 @@ def is_checkpoint(text: str) -> bool:
 
 
 def checkpoint_in(folder: Path) -> Path:
-    """Return the one checkpoint in ``folder``; :class:`ModelError` if there is none, or more than one of a kind."""
+    """Return the one checkpoint in ``folder``, or that of the usual name; :class:`ModelError` if there is none, or more
+    than one of a kind.
+    """
     try:
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
     for ending in _ENDINGS:
         found = [name for name in names if name.endswith(ending)]
-        if len(found) == 1:
-            return folder / found[0]
+        usual = [name for name in found if name.removesuffix(ending) in _USUAL]
+        if len(found) == 1 or len(usual) == 1:
+            return folder / (usual or found)[0]
         if found:
             raise ModelError(
                 f"{folder} has {len(found)} files that may be the checkpoint ({', '.join(found[:3])}); name one of them"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hapi.repository.sources.inert_objects import Inert
+
 _USUAL = ("state_dict", "model", "model_state_dict", "module")
 """Keys under which trainings keep a network's state dict, the likeliest first."""
 _DEPTH = 4
@@ -46,6 +48,8 @@ def _is_state(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, Inert):
+        return "an object of settings or figures"
     return "a table" if isinstance(value, dict) else f"of type {type(value).__name__}"
 
 

@@ -15,7 +15,7 @@ from hapi.paths import is_folder, user_path
 from hapi.repository.entries import DTYPES, SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.safetensors_file import read_safetensors
-from hapi.repository.sources.sharded import INDEX_SUFFIX, read_index, read_shards
+from hapi.repository.sources.sharded import INDEX_SUFFIX, check_total, read_index, read_shards
 from hapi.repository.sources.torch_file import read_torch_file
 
 _SAFETENSORS = ".safetensors"
@@ -92,16 +92,19 @@ def open_source(path: str | Path) -> TensorSource:
 
 def _sharded(target: Path) -> TensorSource:
     notes: list[str] = []
+    tied: list[int] = []
 
     def read(shard: Path) -> Mapping[str, SourceTensor]:
         if shard.suffix == _SAFETENSORS:
             return read_safetensors(SourceFile.at(shard)).tensors
         loaded = read_torch_file(SourceFile.at(shard))
         notes.extend(loaded.notes)
+        tied.append(loaded.tied_bytes)
         return loaded.tensors
 
     index = read_index(target)
     tensors = read_shards(index, read)
+    check_total(index, sum(tensor.nbytes for tensor in tensors.values()), sum(tied))
     files = len(set(index.shards.values()))
     return TensorSource(target, "sharded", files, _unwrapped(target, tensors), {}, tuple(notes))
 

@@ -64,8 +64,10 @@ def read_safetensors(file: SourceFile) -> SafetensorsHeader:
 def natural_order(name: str) -> tuple[Any, ...]:
     """Return a key that sorts tensors by module, with ``layers.10`` after ``layers.2``."""
     module, _, last = name.rpartition(".")
-    numbered = [int(part) if part.isdecimal() else part for part in _DIGITS.split(module)]
-    return tuple(numbered), last
+    parts: list[Any] = _DIGITS.split(module)  # texts, and at odd places runs of digits
+    runs = [part.lstrip("0") for part in parts[1::2]]
+    parts[1::2] = [(len(run), run) for run in runs]  # the order of their numbers, however long they are
+    return tuple(parts), last
 
 
 def _alphabetical(first: SourceTensor, second: SourceTensor) -> bool:

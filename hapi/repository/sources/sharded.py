@@ -89,13 +89,22 @@ def read_shards(index: ShardIndex, read: ReadShard) -> dict[str, SourceTensor]:
             raise ModelError(
                 f"{what} says that tensor {name[:80]!r} is in {shard}, but it is in none of its files"
             )
-    nbytes = sum(tensor.nbytes for tensor in found.values())
-    if index.total_bytes not in (None, nbytes):
-        raise ModelError(
-            f"{what} says that all tensors have {index.total_bytes} bytes, but they have {nbytes}: its files are of "
-            "another checkpoint; download them again, or correct total_size"
-        )
     return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
+
+
+def check_total(index: ShardIndex, nbytes: int, tied_bytes: int) -> None:
+    """Raise :class:`ModelError` if the index says another number of bytes than its tensors have.
+
+    Args:
+        index: of the shards.
+        nbytes: bytes of all tensors, by their names.
+        tied_bytes: those of tensors that share their storage with others, which most writers count once.
+    """
+    if index.total_bytes not in (None, nbytes, nbytes - tied_bytes):
+        raise ModelError(
+            f"index {index.path} says that all tensors have {index.total_bytes} bytes, but they have {nbytes}: its "
+            "files are of another checkpoint; download them again, or correct total_size"
+        )
 
 
 def _exists(path: Path) -> bool:

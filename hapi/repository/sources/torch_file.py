@@ -17,6 +17,7 @@ from hapi.errors import ModelError
 from hapi.models.tensors import STORED_NAMES
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
+from hapi.repository.sources.inert_objects import inert_objects
 from hapi.repository.sources.nested_states import state_in
 from hapi.repository.sources.strided import StridedView
 from hapi.repository.sources.torch_damage import load_error, nested_error
@@ -37,6 +38,8 @@ class TorchFile:
     """By name, in the order in which they were saved."""
     notes: tuple[str, ...] = ()
     """Lines that a user should see."""
+    tied_bytes: int = 0
+    """Bytes of tensors that share a storage with one before them: the libraries that write an index count it once."""
 
 
 def read_torch_file(file: SourceFile) -> TorchFile:
@@ -53,7 +56,9 @@ def read_torch_file(file: SourceFile) -> TorchFile:
     storages = _storages(file)
     with FakeTensorMode():
         state = _load(file)
-    return TorchFile({name: _located(file, name, tensor, storages) for name, tensor in state.items()})
+    tensors = {name: _located(file, name, tensor, storages) for name, tensor in state.items()}
+    homes = {name: _offset(tensor) for name, tensor in state.items()}
+    return TorchFile(tensors, tied_bytes=_tied_bytes(tensors, homes))
 
 
 def _read_old(file: SourceFile) -> TorchFile:
@@ -62,13 +67,26 @@ def _read_old(file: SourceFile) -> TorchFile:
         f"{file.path} has the format before PyTorch 1.6, so all of its {format_bytes(file.size)} were loaded into "
         "memory; torch.save writes it anew in one that is read piece by piece"
     )
-    return TorchFile({name: SourceTensor.of(name, tensor) for name, tensor in state.items()}, (note,))
+    tensors = {name: SourceTensor.of(name, tensor) for name, tensor in state.items()}
+    homes = {n: t.untyped_storage().data_ptr() for n, t in state.items() if t.layout == torch.strided}
+    return TorchFile(tensors, (note,), _tied_bytes(tensors, homes))
+
+
+def _tied_bytes(tensors: Mapping[str, SourceTensor], homes: Mapping[str, object]) -> int:
+    """Bytes of tensors whose storage is that of an earlier one, given the place of each storage by name."""
+    first = {home: name for name, home in reversed(list(homes.items()))}
+    return sum(tensors[name].nbytes for name, home in homes.items() if first[home] != name)
+
+
+def _offset(tensor: torch.Tensor) -> object:
+    """First byte in its file of a fake tensor's storage; None where it has none there."""
+    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)  # torch's docs name it
 
 
 def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
     """The state dict in ``file``, alone or among other states of a training."""
     try:
-        with warnings.catch_warnings():
+        with inert_objects(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
             loaded: Any = torch.load(file.path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -146,7 +164,7 @@ def _located(file: SourceFile, name: str, tensor: torch.Tensor, storages: Mappin
         raise ModelError(f"{what} is {tensor.dtype}, {tensor.layout}, which a store does not hold")
     if tensor.is_conj() or tensor.is_neg():
         raise ModelError(f"{what} is a lazily negated view; save its clone()")
-    start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)  # torch's docs name it
+    start = _offset(tensor)
     if not isinstance(start, int) or start not in storages:
         raise ModelError(f"{what} has no bytes of its own in the file; save it from the CPU")
     first = start + int(tensor.storage_offset()) * tensor.itemsize

@@ -173,3 +173,23 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
 def test_modules_are_sorted_by_their_numbers(numbers: list[int]) -> None:
     names = [f"layers.{n}.weight" for n in numbers]
     assert sorted(names, key=natural_order) == [f"layers.{n}.weight" for n in sorted(numbers)]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["a", "\u0663"],
+        ["0", "00", "a"],
+        ["9", "10", "9" * 5000, "1" + "0" * 5000],
+        ["l2", "l\u00b2", "l\u0662"],
+    ],
+    ids=["digits of another script", "zeros", "long numbers", "look-alikes"],
+)
+def test_modules_of_any_name_have_an_order(tmp_path: Path, modules: list[str]) -> None:
+    names = [f"{module}.weight" for module in modules]
+    header = {
+        name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]}
+        for i, name in enumerate(sorted(names))
+    }
+    path = raw(tmp_path / "m.safetensors", header, len(names))
+    assert list(open_source(path).tensors) == names

@@ -129,6 +129,23 @@ def test_a_total_size_that_lies_is_told(folder: Path) -> None:
     assert content(folder) == expected(STATE)
 
 
+@pytest.mark.parametrize("new_format", [True, False])
+@pytest.mark.parametrize("total", [300, 400])
+def test_tied_weights_may_be_counted_once(tmp_path: Path, new_format: bool, total: int) -> None:
+    """As the libraries do that save shards of torch.save, where both names of a tensor stand in one file."""
+    shared, own = torch.randn(5, 5), torch.randn(50)
+    first = {"embed.weight": shared, "lm_head.weight": shared}
+    for name, state in (("1.bin", first), ("2.bin", {"norm.weight": own})):
+        torch.save(state, tmp_path / name, _use_new_zipfile_serialization=new_format)
+    homes = {**dict.fromkeys(first, "1.bin"), "norm.weight": "2.bin"}
+    index = {"metadata": {"total_size": total}, "weight_map": homes}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert content(tmp_path) == expected({**first, "norm.weight": own})
+    index["metadata"] = {"total_size": 200}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    refused(tmp_path, "say.* 200 bytes, but they have 400")
+
+
 @pytest.mark.parametrize(
     "shard", ["../m.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\\b", "a\0b"]
 )
@@ -157,3 +174,14 @@ def test_folders_without_one_checkpoint_say_what_they_have(tmp_path: Path) -> No
     assert list(open_source(tmp_path).tensors) == ["a"]
     save_file({"a": torch.ones(1)}, tmp_path / "two.safetensors")
     refused(tmp_path, r"has 2 files that may be the checkpoint \(one.safetensors, two.safetensors\)")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_the_usual_name_goes_before_others(tmp_path: Path, name: str) -> None:
+    for other in ("consolidated", "adapter_model", "training_args"):
+        (tmp_path / f"{other}{Path(name).suffix}").write_bytes(b"no checkpoint")
+    if name.endswith(".bin"):
+        torch.save({"a": torch.ones(1)}, tmp_path / name)
+    else:
+        save_file({"a": torch.ones(1)}, tmp_path / name)
+    assert list(open_source(tmp_path).tensors) == ["a"]
