@@ -36,6 +36,16 @@ class TensorForm:
         """Bytes of the tensor."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
+    @property
+    def refusal(self) -> str | None:
+        """The reason why no store can hold a tensor of this form; None where one can."""
+        if len(self.shape) > _MAX_DIMENSIONS:
+            return f"it has {len(self.shape)} dimensions, and a store holds {_MAX_DIMENSIONS} at most"
+        # torch counts so far, whatever a side of 0 says.
+        if math.prod(side for side in self.shape if side) > _MAX_ELEMENTS:
+            return "it has more than 2^40 elements"
+        return None
+
     def to_json(self) -> list[Any]:
         """Return the form, as :meth:`from_json` reads it."""
         return [self.name, self.dtype, list(self.shape)]
@@ -51,11 +61,10 @@ class TensorForm:
             raise BadRequestError(f"{what}: dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
             raise BadRequestError(f"{what}: shape is no list of at most {_MAX_DIMENSIONS} sides")
-        sides = tuple(check_int(side, 0, _MAX_ELEMENTS, what) for side in shape)
-        # torch counts so far, whatever a side of 0 says.
-        if math.prod(side for side in sides if side) > _MAX_ELEMENTS:
-            raise BadRequestError(f"{what}: it has more than 2^40 elements")
-        return cls(name, dtype, sides)
+        found = cls(name, dtype, tuple(check_int(side, 0, _MAX_ELEMENTS, what) for side in shape))
+        if found.refusal is not None:
+            raise BadRequestError(f"{what}: {found.refusal}")
+        return found
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from hapi.repository.packs.writing import EarlyPacks, write_pack
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
 from hapi.repository.versions import list_versions
-from hapi.store.base import ObjectStore
+from hapi.store.base import DOCUMENT_BYTES, ObjectStore, check_document
 from hapi.wire.references import check_name
 
 _TRIES = 100
@@ -96,7 +96,7 @@ def push(
         progress: told how much of the model was hashed; what is written is a part of it.
 
     Raises:
-        ModelError: a tensor is not loaded, or has a type that cannot be stored.
+        ModelError: a tensor is not loaded, or has a type or shape that cannot be stored.
         DataError: a pack vanished, or a source changed while it was read.
     """
     check_name(name, "model")
@@ -157,7 +157,7 @@ def push_tensors(
         progress: told how much was hashed.
 
     Raises:
-        ModelError: there are no tensors, or two have the same name.
+        ModelError: there are no tensors, two have the same name, or one has a shape that cannot be stored.
         DataError: a pack vanished, or a source changed while it was read.
     """
     check_name(name, "model")
@@ -207,6 +207,9 @@ def _content(
     progress: HashProgress,
 ) -> _Content:
     """Hash all layers, and write each pack of a large model as soon as it is complete."""
+    for tensor in (tensor for layer in layers for tensor in layer):
+        if tensor.refusal is not None:
+            raise ModelError(f"tensor {tensor.name[:80]!r} cannot be stored: {tensor.refusal}")
     nbytes = sum(tensor.nbytes for layer in layers for tensor in layer)
     with closing(hashed_layers(layers, freeze, progress)) as hashing:
         if repair or fits_pack(nbytes):
@@ -256,6 +259,7 @@ def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repai
     plan = _planned(store, draft, push, repair)
     if repair and not mend(store, plan, push.lease):
         plan = _planned(store, draft, push, repair=False)  # which leaves out packs that stay cut short
+    _check_readable(draft.structure, name)
     newest = _newest(store, name)
     whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
     if newest is not None and whole and not plan.packs and _same(newest, draft):
@@ -341,6 +345,19 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
         f"{store.url}: what this push needs is being removed by 'hapi gc'; push again when that is done, and if none "
         "runs, run it again"
     )
+
+
+def _check_readable(structure: ModelStructure, name: str) -> None:
+    """:class:`ModelError` for a structure that could not be read again: then no version must need it."""
+    data = structure.to_bytes()
+    try:
+        check_document(structure.key, len(data), DOCUMENT_BYTES)
+        ModelStructure.from_bytes(data, structure.digest, structure.key)
+    except DataError as error:
+        reason = error.__cause__ or f"its description has {len(data)} bytes, and {DOCUMENT_BYTES} are read"
+        raise ModelError(
+            f"model {name!r} cannot be described in a store ({reason}); push its parts under names of their own"
+        ) from None
 
 
 def _check_packs(store: ObjectStore, plan: WritePlan) -> None:
