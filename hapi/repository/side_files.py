@@ -62,21 +62,26 @@ def is_side_file(name: str) -> bool:
 def find_side_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
     """Return the files that belong to a checkpoint in ``folder`` by name, and lines on those that are left out.
 
-    A folder without ``config.json`` is none of Hugging Face's: nothing in it is taken.
+    A folder without ``config.json`` is none of Hugging Face's: nothing in it is taken. A link is followed within the
+    folder, and within Hugging Face's cache: a downloaded one might stand for any private file of this machine.
     """
     sizes: dict[str, int] = {}
-    taken, notes, room = dict[str, Path](), list[str](), MAX_FILES_BYTES
+    taken, left, room = dict[str, Path](), dict[str, str](), MAX_FILES_BYTES
     for name in _listed(folder):
         path = folder / name
         try:
             found = path.stat()
-        except OSError as error:  # a link to nothing
-            notes.append(f"{path} is not pushed: {error.strerror or error}")
-            continue
-        if stat.S_ISREG(found.st_mode):
-            sizes[name] = found.st_size
+            if not _is_own(path, folder):
+                left[name] = (
+                    f"{path} is not pushed: it is a link out of its folder; put the file itself there"
+                )
+            elif stat.S_ISREG(found.st_mode):
+                sizes[name] = found.st_size
+        except (OSError, RuntimeError) as error:  # a link to nothing, or to itself
+            left[name] = f"{path} is not pushed: {getattr(error, 'strerror', None) or error}"
     if _SETTINGS not in sizes:
-        return {}, []
+        return {}, [left[_SETTINGS]] if _SETTINGS in left else []
+    notes = list(left.values())
     for name in sorted(sizes, key=lambda name: (_importance(name), name)):
         if sizes[name] > room:
             notes.append(
@@ -112,6 +117,14 @@ def _listed(folder: Path) -> list[str]:
         return [*filter(is_side_file, names), *(name for name in inside if (folder / name).exists())]
     except OSError:  # the checkpoint's own error says so
         return []
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Return whether the file at ``path`` lies in ``folder``, or where Hugging Face's cache keeps the files of one."""
+    file, home = path.resolve(), folder.resolve()
+    if file.is_relative_to(home):
+        return True
+    return home.parent.name == "snapshots" and file.parent == home.parent.parent / "blobs"
 
 
 def _importance(name: str) -> int:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hapi.cli.shared.common import EXIT_OK, say, tell
-from hapi.errors import HapiError
+from hapi.errors import HapiError, UsageError
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import is_folder
 from hapi.repository.packs.lost import problem_of_packs
@@ -41,6 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what manifest or headers tell. No weights are read, and none of the model's code is imported."""
     if _is_checkpoint(args.model):
+        if args.relatives:
+            raise UsageError(
+                f"--relatives: {args.model} is a checkpoint that no store has; push it, and give STORE/NAME"
+            )
         return _show_checkpoint(args)
     from hapi.repository.opening import open_model
     from hapi.repository.relatives import relatives  # brings torch

@@ -184,6 +184,38 @@ def test_folders_of_others_and_files_that_are_too_large(checkpoint: Path, tmp_pa
     assert find_side_files(checkpoint) == ({}, [])
 
 
+def test_a_link_brings_no_private_file(
+    store: LocalStore, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "id_rsa").write_text("a private key")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "config.json").write_text("{}")
+    (checkpoint / "README.md").symlink_to("../id_rsa")
+    (checkpoint / "3_Normalize").symlink_to(tmp_path / "private")
+    (checkpoint / "NOTICE").symlink_to("NOTICE")
+    (checkpoint / "LICENSE").symlink_to("vocab.txt")
+    found, notes = find_side_files(checkpoint)
+    assert found.keys() == {*FILES, "LICENSE"}
+    outside = [line for line in notes if "a link out of its folder; put the file itself there" in line]
+    assert len(outside) == 2 and len(notes) == 3 and "README.md" in outside[0] and "3_Normalize" in outside[1]
+    code, _, told = run(capsys, "push", checkpoint, f"{store.url}/net", "--quiet")
+    assert code == 0 and "README.md is not pushed" in told
+    (checkpoint / "config.json").unlink()
+    (checkpoint / "config.json").symlink_to(tmp_path / "private" / "config.json")
+    assert find_side_files(checkpoint)[0] == {} and "config.json" in find_side_files(checkpoint)[1][0]
+
+
+def test_links_of_hugging_faces_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    for number, name in enumerate(FILES):
+        (checkpoint / name).rename(blobs / str(number))
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).symlink_to(blobs / str(number))
+    assert find_side_files(snapshot) == ({name: snapshot / name for name in FILES}, [])
+
+
 def test_files_that_an_earlier_version_lacked(store: LocalStore, checkpoint: Path) -> None:
     manifest = push_tensors(
         store, "plain", [SourceLayer("w", (SourceTensor.of("w", torch.ones(3)),))]
