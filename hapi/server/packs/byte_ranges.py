@@ -43,6 +43,14 @@ def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
+def named_end(header: str | None) -> int:
+    """Return the bytes that an object has at least if it has the range that ``header`` asks for; 0 where that does not
+    say so.
+    """
+    match = _ONE.fullmatch((header or "").replace(" ", "").lower().removeprefix(_UNIT))
+    return int(match[2] or match[1]) + 1 if match is not None and match[1] else 0
+
+
 def _refused(text: str, size: int) -> RangeError:
     error = RangeError(text)
     error.size = size

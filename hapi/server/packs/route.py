@@ -18,7 +18,7 @@ from hapi.server.http.metrics import Metrics
 from hapi.server.http.openapi import BYTES_MEDIA_TYPE
 from hapi.server.http.response_stream import Answer, AnswerHead, finished
 from hapi.server.http.slow_reader import SlowReaderGuard
-from hapi.server.packs.byte_ranges import wanted_range
+from hapi.server.packs.byte_ranges import named_end, wanted_range
 from hapi.server.packs.streams import STREAMS
 from hapi.server.scheduling.admission import Admission
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
@@ -76,10 +76,10 @@ class PackRoute:
         subject = f"pack {pack}"
         self._service.watch.check(subject)
         interest = Interest(subject, time.monotonic() + longest)
-        lane = self._lanes[_is_peer(request)]
+        lane, needed = self._lanes[_is_peer(request)], named_end(request.headers.get("Range"))
         try:
             async with lane.admission.slot(tenant, LEAST_COST, longest, deadline) as slot:
-                looking = lane.workers.submit_in(interest, self._service.packs.size, pack)
+                looking = lane.workers.submit_in(interest, self._service.packs.size, pack, needed)
                 size = await finished(looking, lambda size: None, interest.set)
                 headers = _headers(pack)
                 if request.headers.get("If-None-Match") == headers["ETag"]:

@@ -54,11 +54,16 @@ class PackStreams:
         for loaders in self._loaders.values():
             loaders.close()
 
-    def size(self, pack: str) -> int:
-        """Return the bytes of a pack; ``NotFoundError`` for an unknown id."""
+    def size(self, pack: str, needed: int = 0) -> int:
+        """Return the bytes of a pack; ``NotFoundError`` for an unknown id.
+
+        Args:
+            pack: its id.
+            needed: bytes that it should have: one that was shorter may have been repaired since.
+        """
         with self._lock:
             known = self._sizes.get(pack)
-        if known is None:
+        if known is None or known < needed:
             known = self._stores[True].size(pack_key(pack))
             with self._lock:
                 self._sizes[pack] = known

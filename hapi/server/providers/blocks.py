@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hapi.errors import StoreError
 from hapi.store.base import ObjectStore, ReadPart
-from hapi.waiting import result
+from hapi.waiting import check, result
 
 BLOCK_BYTES = 1 << 20
 
@@ -53,8 +53,8 @@ class BlockCache:
 
     def read(self, part: ReadPart) -> None:
         """Fill one part."""
-        size = self._size(part.key)
         start, stop = part.start, part.start + part.out.nbytes
+        size = self._size(part.key, stop)
         if stop > size:
             raise StoreError(f"{part.key}: ends at byte {size}, but {start}..{stop} was asked for")
         span = max(1, self._max_blocks // 4)
@@ -72,10 +72,26 @@ class BlockCache:
         for block in wanted:
             data = found.get(block)
             if data is None:
-                data = result(claims.own.get(block) or claims.others[block])
+                data = self._awaited(block, claims, size)
             at = block[1] * BLOCK_BYTES
             low, high = max(at, part.start), min(at + data.nbytes, stop)
             part.out[low - part.start : high - part.start] = data[low - at : high - at]
+
+    def _awaited(self, block: Block, claims: _Claims, size: int) -> memoryview:
+        """A block that is being fetched. One that another reader fetches in vain is fetched anew: the error may concern
+        that reader alone, as where its client went away.
+        """
+        if block in claims.own:
+            return result(claims.own[block])
+        try:
+            return result(claims.others[block])
+        except Exception:
+            check()
+        found, claims = self._divide([block])
+        if claims.own:
+            self._fetch(claims.own, size)
+        data = found.get(block)
+        return result(claims.own.get(block) or claims.others[block]) if data is None else data
 
     def _divide(self, wanted: Sequence[Block]) -> tuple[dict[Block, memoryview], _Claims]:
         """Divide ``wanted`` into blocks that are held and claims on those that are to be fetched."""
@@ -133,13 +149,17 @@ class BlockCache:
             for block in [block for block in self._loading if block[0] == key]:
                 del self._loading[block]
 
-    def _size(self, key: str) -> int:
+    def _size(self, key: str, needed: int) -> int:
+        """Bytes of an object; looked up anew where it was too short, as before it was repaired."""
         with self._lock:
             known = self._sizes.get(key)
-        if known is None:
-            known = self._store.size(key)
+        if known is None or known < needed:
+            size = self._store.size(key)
+            if known not in (None, size):
+                self.forget(key)  # its last block was cut short, too
             with self._lock:
                 if len(self._sizes) >= 4096:
                     self._sizes.clear()
-                self._sizes[key] = known
+                self._sizes[key] = size
+            return size
         return known

@@ -224,6 +224,21 @@ def test_the_reader_and_the_route_fit(application: ServedApplication) -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_pack_that_was_cut_short_and_repaired(kind: str, tmp_path: Path) -> None:
+    """A running server gives what a repair has written again."""
+    url = str(tmp_path) if kind == "local" else f"memory://{uuid.uuid4().hex}"
+    store = open_store(url)
+    store.put(pack_key(PACK), DATA[:1000])
+    with served(url) as server:  # type: ignore[arg-type]
+        assert get(server, "bytes=0-9").status == 206
+        check_problem(get(server, "bytes=1000-1999"), 416, "1000")
+        store.put(pack_key(PACK), DATA)
+        answer = get(server, "bytes=900-1999")
+        assert (answer.status, answer.body == DATA[900:2000]) == (206, True)
+        assert answer.headers["Content-Range"] == f"bytes 900-1999/{len(DATA)}"
+
+
 def test_a_file_that_became_shorter_breaks_off(tmp_path: Path) -> None:
     """The reader gets an error, never other bytes in place of those that are gone."""
     store = open_store(str(tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -114,6 +114,56 @@ def test_a_failure_reaches_all_that_wait_and_leaves_nothing(store: Counting) -> 
     at_once(4, failed)
     store.error = None
     assert read(cache, 0, 1000) == DATA[:1000]
+
+
+class FailsFirst(Counting):
+    """A store whose first read waits, and then fails."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.first = threading.Event()
+        self.reads = 0
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        self.reads += 1
+        if self.reads == 1:
+            self.first.wait(PATIENCE)
+            raise StoreUnavailableError("the request was given up")
+        super().read_many(parts, then)
+
+
+def test_the_failure_of_one_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the client of the one went away: those that wait for its block fetch it themselves."""
+    store, waits = FailsFirst("blocks-fails-first"), threading.Semaphore(0)
+    store.put("a", DATA)
+    cache, wait_for = BlockCache(store, 20_000), blocks.result
+
+    def noted(future: Future[memoryview]) -> memoryview:
+        waits.release()
+        return wait_for(future)
+
+    monkeypatch.setattr(blocks, "result", noted)
+    with ThreadPoolExecutor(4) as readers:
+        first = readers.submit(read, cache, 0, 2000)
+        until(lambda: store.reads == 1, PATIENCE, "the first read")
+        others = [readers.submit(read, cache, 0, 2000) for _ in range(3)]
+        for _ in others:
+            assert waits.acquire(timeout=PATIENCE)
+        store.first.set()
+        with pytest.raises(StoreUnavailableError):
+            first.result(PATIENCE)
+        assert all(other.result(PATIENCE) == DATA[:2000] for other in others)
+    assert store.bytes == 2000 and read(cache, 0, 2000) == DATA[:2000]
+
+
+def test_an_object_that_was_cut_short_and_repaired(store: Counting) -> None:
+    cache = BlockCache(store, 20_000)
+    store.put("a", DATA[:3300])
+    assert read(cache, 3000, 300) == DATA[3000:3300]
+    with pytest.raises(StoreError, match="ends at byte 3300"):
+        read(cache, 3000, 400)
+    store.put("a", DATA)
+    assert read(cache, 3000, 400) == DATA[3000:3400] and read(cache, 0, SIZE) == DATA
 
 
 def test_what_is_forgotten_is_read_again(store: Counting) -> None:
