@@ -224,10 +224,10 @@ class OffloadedOptimizer(FixedOptimizer):
             self._ahead.put_aside()
 
     def _on_gradient(self, known: TrainedParameter) -> None:
-        gradient = known.parameter.grad
-        if gradient is None:
-            return
         with self._lifetime.guarded():
+            gradient = known.own_gradient()
+            if gradient is None:
+                return
             if gradient.layout != torch.strided:
                 raise UsageError(
                     f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
@@ -313,7 +313,7 @@ class OffloadedOptimizer(FixedOptimizer):
         """Return the parameters with a gradient, as the loop left them."""
         active = []
         for known in self._parameters:
-            gradient = known.parameter.grad
+            gradient = known.own_gradient()
             if known.has_gradient and gradient is not known.offloaded:
                 if known.is_submitted:
                     self._ahead.undo()

@@ -12,7 +12,7 @@ from torch import nn
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
-from hapi.offload.loop.gradients import GradientChange, OffloadedGradient
+from hapi.offload.loop.gradients import GradientChange, OffloadedGradient, own_gradient
 from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
 from hapi.offload.pieces import ParameterSize
 
@@ -123,8 +123,7 @@ class TrainedParameter:
 
     def check_form(self) -> None:
         """Raise UsageError unless it has the form that its states were made for."""
-        shape, dtype, device = self._form
-        parameter = self.parameter
+        (shape, dtype, device), parameter = self._form, self.parameter
         if (parameter.shape, parameter.dtype, parameter.device) != self._form:
             raise UsageError(
                 f"{self.name} is {tuple(parameter.shape)} in {parameter.dtype} on {parameter.device} now, and was "
@@ -153,6 +152,10 @@ class TrainedParameter:
     def has_gradient(self) -> bool:
         """Whether this step has a gradient of it, kept or consumed."""
         return self._offloaded is not None
+
+    def own_gradient(self) -> torch.Tensor | None:
+        """Return ``parameter.grad``: what was handed over, a gradient with bytes, or None."""
+        return own_gradient(self.parameter, self._offloaded)
 
     @property
     def is_handed_over(self) -> bool:
@@ -198,6 +201,8 @@ class TrainedParameter:
         """Forget the gradient."""
         if self._is_stored:
             self.kept.forget(self.gradient_at, self.parameter.nbytes)
+        if self._offloaded is not None:
+            self._offloaded.drop(self.name)
         self._gradient, self._is_stored, self._norm, self._offloaded = None, False, None, None
         self.is_lent = False
         self.changes.clear()
@@ -268,6 +273,7 @@ class TrainedParameter:
         self.was_touched = True
         self._tell()
         passes, offloaded = self.passes, self._offloaded
+        self._offloaded = None
         self.drop()
         self._gradient, self.passes, self._offloaded = laid_out(gradient, self.parameter), passes, offloaded
         self.generation += 1
@@ -369,8 +375,7 @@ def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
 
 
 def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient's 2-norm as ``torch.nn.utils.clip_grad_norm_`` computes it by default: on a GPU by another
-    operator, which adds in another order."""
+    """Return a 2-norm as ``clip_grad_norm_`` computes it by default: a GPU's operator adds in another order."""
     if gradient.is_cuda:
         return torch._foreach_norm([gradient], 2.0)[0]
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2.0)

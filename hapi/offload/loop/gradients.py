@@ -1,4 +1,8 @@
-"""The ``grad`` of a parameter whose gradient was handed over: its form, and notes of what a loop does to it."""
+"""The ``grad`` of a parameter whose gradient was handed over: its form, and notes of what a loop does to it.
+
+A view of it, ``detach()`` and ``.data`` included, stands for a part of the same gradient: whatever changes the view
+changes the gradient, as in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from hapi.offload.failures import GradientGoneError
 
 _aten = torch.ops.aten
 _Tensors = Sequence[torch.Tensor]
@@ -64,6 +70,21 @@ class GradientSource(Protocol):
         """Bytes of it in memory."""
 
 
+class DroppedGradient:
+    """Source of a gradient whose place another one has taken: anything that is asked of it is refused."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is the parameter's."""
+        self._name = name
+
+    def __getattr__(self, asked: str) -> Any:
+        """Refuse."""
+        raise GradientGoneError(
+            f"this gradient of {self._name} was dropped when zero_grad() or another gradient took its place: copy "
+            "what is used longer, parameter.grad.clone()"
+        )
+
+
 class OffloadedGradient(torch.Tensor):
     """A gradient without bytes: norms and elementwise changes are answered from notes, anything else reads it back.
 
@@ -71,17 +92,55 @@ class OffloadedGradient(torch.Tensor):
     on it as on any gradient.
     """
 
-    source: GradientSource
+    views: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    """Lead from the whole gradient to the part that this one stands for; empty for the whole."""
+    _source: GradientSource
+    _whole: OffloadedGradient | None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor, source: GradientSource) -> OffloadedGradient:
         """Make the gradient of ``parameter``."""
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
-        )
-        made.source = source
+        made = _without_bytes(cls, parameter, parameter.device)
+        made.views, made._source, made._whole = (), source, None
         return made
+
+    def view_of(
+        self, form: torch.Tensor, *views: Callable[[torch.Tensor], torch.Tensor]
+    ) -> OffloadedGradient:
+        """Return what stands for a view of it, which has ``form``."""
+        made = _without_bytes(type(self), form, self.device)
+        made.views, made._whole = (*self.views, *views), self.whole
+        return made
+
+    @property
+    def whole(self) -> OffloadedGradient:
+        """The gradient that it is a part of."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def source(self) -> GradientSource:
+        """The parameter's gradient."""
+        return self.whole._source
+
+    def drop(self, name: str) -> None:
+        """Stand for no gradient any more, nor do its views."""
+        self._source = DroppedGradient(name)
+
+    @property
+    def data(self) -> OffloadedGradient:
+        """Itself, without autograd."""
+        return self.view_of(self)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        """Take other values."""
+        if not (isinstance(values, OffloadedGradient) and values.stands_for(self)):
+            self.copy_(values)
+
+    def stands_for(self, other: OffloadedGradient) -> bool:
+        """Return whether both are the same part of one gradient."""
+        return self.source is other.source and not self.views and not other.views
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return its form; the bytes may be on a disk."""
@@ -92,12 +151,56 @@ class OffloadedGradient(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer an operator of torch."""
+        first = args[0] if args and isinstance(args[0], OffloadedGradient) else None
         answer = _ANSWERS.get(func)
-        if answer is not None:
+        if answer is not None and not (first is not None and first.views):
             found = answer(*args, **(kwargs or {}))
             if found is not NotImplemented:
                 return found
+        if func.is_view and first is not None:
+            return _viewed(func, first, args[1:], kwargs or {})
         return _on_values(func, args, kwargs or {})
+
+
+def _without_bytes(cls: Any, form: torch.Tensor, device: torch.device) -> OffloadedGradient:
+    made: OffloadedGradient = torch.Tensor._make_wrapper_subclass(
+        cls,
+        form.shape,
+        strides=form.stride(),
+        storage_offset=form.storage_offset(),
+        dtype=form.dtype,
+        device=device,
+    )
+    return made
+
+
+def _viewed(func: Any, gradient: OffloadedGradient, more: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what stands for a view of a gradient, or for each of several."""
+    whole = gradient.whole
+    form = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype, device="meta")
+    for view in gradient.views:
+        form = view(form)
+    found = func(form, *more, **kwargs)
+    if isinstance(found, torch.Tensor):
+        return gradient.view_of(found, lambda values: func(values, *more, **kwargs))
+    return [
+        gradient.view_of(one, lambda values, at=at: func(values, *more, **kwargs)[at])  # type: ignore[misc]
+        for at, one in enumerate(found)
+    ]
+
+
+def own_gradient(parameter: torch.Tensor, offloaded: OffloadedGradient | None) -> torch.Tensor | None:
+    """Return ``parameter.grad``, for which nothing but its own gradient stands without bytes.
+
+    Args:
+        parameter: whose ``grad`` a loop may have set.
+        offloaded: its gradient that was handed over, if there is one.
+    """
+    found = parameter.grad
+    if isinstance(found, OffloadedGradient) and found is not offloaded:
+        is_same = offloaded is not None and found.stands_for(offloaded)
+        parameter.grad = offloaded if is_same else found.clone()
+    return parameter.grad
 
 
 def _norm(
@@ -172,43 +275,58 @@ _ANSWERS: Mapping[Any, Callable[..., Any]] = {
     _aten.div_.Scalar: _noting("div"),
     _aten.clamp_.default: _noting("clamp"),
     _aten.zero_.default: _zeroed,
+    _aten.detach.default: lambda gradient: gradient.view_of(gradient),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscaled,
 }
 
 
 def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on the gradients' values, and take over those that it changed."""
-    read: list[tuple[OffloadedGradient, torch.Tensor]] = []
+    read: list[tuple[GradientSource, torch.Tensor]] = []
+    parts: list[tuple[OffloadedGradient, torch.Tensor]] = []
+
+    def whole(source: GradientSource) -> torch.Tensor:
+        found = next((found for known, found in read if known is source), None)
+        if found is None:
+            found = source.value()
+            read.append((source, found))
+        return found
 
     def plain(value: Any) -> Any:
         """Return a gradient's values in its place, in lists too."""
         if isinstance(value, OffloadedGradient):
-            found = next((found for gradient, found in read if gradient is value), None)
+            found = next((found for gradient, found in parts if gradient is value), None)
             if found is None:
-                found = value.source.value()
-                read.append((value, found))
+                found = whole(value.source)
+                for view in value.views:
+                    found = view(found)
+                parts.append((value, found))
             return found
         if isinstance(value, list | tuple):
             return type(value)(plain(item) for item in value)
         return value
 
     result = func(*(plain(value) for value in args), **{name: plain(value) for name, value in kwargs.items()})
-    for gradient in _written(func, args, kwargs):
-        found = plain(gradient)
-        gradient.source.replace(found)
-        if result is found:
+    for gradient in _written(func, args, kwargs, result):
+        if result is plain(gradient):
             result = gradient
+        gradient.source.replace(whole(gradient.source))
     return result
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[OffloadedGradient]:
-    """Gradients among the arguments that an operator changes in place, by its schema."""
-    written = []
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append(value)
-    for argument in func._schema.arguments[len(args) :]:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append(kwargs.get(argument.name))
+def _written(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+) -> list[OffloadedGradient]:
+    """Gradients among the arguments that an operator changes in place, by its schema.
+
+    Schemas of torch.distributed do not tell: all are taken for changed, once the transfer has ended.
+    """
+    if func.namespace == "c10d":
+        torch._C._distributed_c10d.Work.unbox(result[-1]).wait()
+        written = [*args, *kwargs.values()]
+    else:
+        known = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        changed = (one for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
+        written = [known.get(one.name) for one in changed]
     flat = [one for value in written for one in (value if isinstance(value, list | tuple) else [value])]
     return [one for one in flat if isinstance(one, OffloadedGradient)]
