@@ -367,7 +367,8 @@ class OffloadedOptimizer(FixedOptimizer):
         self._engine.settle()
         self._engine.forget_loaded()
         self._records.write(states)
-        self.steps = max((known.steps for known in self._parameters), default=0)
+        if self._parameters and self._parameters[0].counts_steps:
+            self.steps = max(known.steps for known in self._parameters)
         counts = [known.steps for known in self._parameters]
         extra = self._small.capture(self.param_groups)
         self._engine.commit(self._shards.own(range(len(self._layout.pieces))), self.steps, counts, extra)

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import nn
 
 from hapi.offload.states.group_options import Groups, options_room, pack_options, restore_options
+
+log = logging.getLogger("hapi.offload")
+
+
+class _Buffer(NamedTuple):
+    """A persistent buffer by its place: a layer may put another tensor there in each pass."""
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    shape: torch.Size
+    dtype: torch.dtype
+    nbytes: int
+
+    def tensor(self) -> torch.Tensor | None:
+        """Return what is there now; None if it has another form than at the beginning."""
+        found = self.owner._buffers.get(self.leaf)
+        if found is None or found.shape != self.shape or found.dtype != self.dtype:
+            return None
+        return found
 
 
 class SmallState:
@@ -14,20 +38,22 @@ class SmallState:
     generators of the CPU and of its device."""
 
     def __init__(self, model: nn.Module, groups: Groups) -> None:
-        """``model`` keeps its buffers' shapes and types from now on, and the optimiser the number of its groups."""
-        kept = set(model.state_dict(keep_vars=True))
-        self._buffers = [buffer for name, buffer in model.named_buffers() if name in kept]
+        """``model`` keeps its modules from now on, and the optimiser the number of its groups."""
+        self._buffers = list(_persistent_buffers(model))
         devices = {parameter.device for parameter in model.parameters()}
         self._device = next((device for device in devices if device.type == "cuda"), None)
+        self._lacking: set[str] = set()
+        """Names of buffers that are not kept, as was said."""
         self.nbytes = len(self.capture(groups))
         """Length of the bytes."""
 
     def capture(self, groups: Groups) -> bytes:
         """Return the state as it is now."""
-        tensors = [*self._buffers, torch.get_rng_state()]
+        tensors = [torch.get_rng_state()]
         if self._device is not None:
             tensors.append(torch.cuda.get_rng_state(self._device))
-        return pack_options(groups) + b"".join(_bytes(tensor) for tensor in tensors)
+        buffers = b"".join(map(self._capture, self._buffers))
+        return pack_options(groups) + buffers + b"".join(_bytes(tensor) for tensor in tensors)
 
     @torch.no_grad()
     def restore(self, state: bytes, groups: Groups) -> bool:
@@ -35,10 +61,11 @@ class SmallState:
         is_scheduled = restore_options(state, groups)
         at = options_room(groups)
         for buffer in self._buffers:
-            values = np.frombuffer(state, np.uint8, buffer.nbytes, at).copy()
-            at += buffer.nbytes
-            if buffer.numel():
-                buffer.copy_(torch.from_numpy(values).view(buffer.dtype).view(buffer.shape))
+            is_kept, found = bool(state[at]), buffer.tensor()
+            values = np.frombuffer(state, np.uint8, buffer.nbytes, at + 1).copy()
+            at += 1 + buffer.nbytes
+            if is_kept and found is not None and found.numel():
+                found.copy_(torch.from_numpy(values).view(found.dtype).view(found.shape))
         generator = torch.get_rng_state()
         torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8, generator.nbytes, at).copy()))
         at += generator.nbytes
@@ -47,6 +74,30 @@ class SmallState:
                 torch.from_numpy(np.frombuffer(state, np.uint8, offset=at).copy()), self._device
             )
         return is_scheduled
+
+    def _capture(self, buffer: _Buffer) -> bytes:
+        """A buffer's bytes after one that says whether they count."""
+        found = buffer.tensor()
+        if found is not None:
+            return b"\1" + _bytes(found)
+        if buffer.name not in self._lacking:
+            self._lacking.add(buffer.name)
+            log.warning(
+                "the buffer %s has another shape or type than at the beginning: a run that goes on after a kill begins "
+                "with its first values",
+                buffer.name,
+            )
+        return bytes(1 + buffer.nbytes)
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[_Buffer]:
+    """Yield each once, although modules may share it."""
+    kept = set(model.state_dict(keep_vars=True))
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            path, _, leaf = name.rpartition(".")
+            owner = model.get_submodule(path)
+            yield _Buffer(name, owner, leaf, buffer.shape, buffer.dtype, buffer.nbytes)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -29,7 +29,7 @@ from hapi.offload.shards import agree_on_step, shares_of, smallest
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
-from hapi.offload.states.folder import rank_folder
+from hapi.offload.states.folder import NAME, holds, rank_folder
 from hapi.offload.states.host import HostStates
 from hapi.offload.updates import check_optimizer, options_of, state_names
 from hapi.paths import user_path
@@ -100,7 +100,7 @@ def offload_training(
     needed = sum(_bytes_in_memory(optimizer))
     rank, ranks = shares_of(model)
     folders = [rank_folder(folder, rank, ranks) for folder in _folders(disk)]
-    if room is None or needed <= room:
+    if (room is None or needed <= room) and not _can_go_on(model, optimizer, folders):
         size = format_bytes(needed) + ("" if room is None else f" of {format_bytes(room)}")
         notice(f"all fits, states stay in memory: they, parameters and gradients take {size}")
         _serve_loops(optimizer)
@@ -110,6 +110,15 @@ def offload_training(
     return model, offload_states(
         model, optimizer, room, folders, mode=mode, keep_gradients=keep_gradients, activations=activations
     )
+
+
+def _can_go_on(model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequence[Path]) -> bool:
+    """Whether the folders hold states of this very job, which was killed when less memory was free."""
+    is_found = all((folder / NAME).is_dir() for folder in folders)
+    if is_found and folders:
+        small = SmallState(model, optimizer.param_groups)
+        is_found = holds(folders, _signature(model, optimizer, small))
+    return bool(folders) and smallest(model, 0 if is_found else 1) == 0
 
 
 def _serve_loops(optimizer: torch.optim.Optimizer) -> None:
@@ -285,7 +294,7 @@ def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, nn.Param
 
 def _bytes_in_memory(optimizer: torch.optim.Optimizer) -> Iterator[int]:
     """Bytes of each parameter, its gradient, its states, and its master weights where it is in half precision."""
-    columns = [len(state_names(type(optimizer), options_of(group))) for group in optimizer.param_groups]
+    columns = [len(names) for names in _kept(optimizer)]
     for group, parameter in _in_groups(optimizer):
         masters = parameter.dtype != torch.float32
         yield 2 * parameter.nbytes + 4 * parameter.numel() * (columns[group] + masters)
@@ -303,21 +312,19 @@ def _make(
     *,
     in_memory: bool,
 ) -> tuple[StateStore, Layout, SmallState, list[TrainedParameter]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    kind = type(optimizer)
-    kept = [state_names(kind, options_of(group)) for group in optimizer.param_groups]
+    kept = _kept(optimizer)
     parameters: list[TrainedParameter] = []
     at = 0
-    for number, (group, parameter) in enumerate(_in_groups(optimizer)):
+    for number, (name, group, parameter) in enumerate(_with_names(model, optimizer)):
         known = TrainedParameter(
             number=number,
-            name=names.get(id(parameter), f"parameter {number} of the optimizer"),
+            name=name,
             parameter=parameter,
             group=group,
             state_names=kept[group],
             gradient_at=at,
             keeps_in_memory=in_memory,
-            counts_steps=kind is not torch.optim.SGD,
+            counts_steps=type(optimizer) is not torch.optim.SGD,
         )
         at += parameter.nbytes
         parameters.append(known)
@@ -338,7 +345,7 @@ def _make(
             parameters=len(parameters),
             gradient_bytes=0 if in_memory else _gradient_bytes(optimizer),
             extra_bytes=small.nbytes,
-            signature=_signature(kind, parameters, small, ranks),
+            signature=_signature(model, optimizer, small),
             resumes=resumes,
         )
     else:
@@ -347,12 +354,25 @@ def _make(
     return store, layout, small, parameters
 
 
-def _signature(
-    kind: type[torch.optim.Optimizer], parameters: Sequence[TrainedParameter], small: SmallState, ranks: int
-) -> str:
+def _with_names(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, int, nn.Parameter]]:
+    """Yield each trained parameter with its name, and the number of its group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for number, (group, parameter) in enumerate(_in_groups(optimizer)):
+        yield names.get(id(parameter), f"parameter {number} of the optimizer"), group, parameter
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> list[tuple[str, ...]]:
+    """States of each group's parameters."""
+    return [state_names(type(optimizer), options_of(group)) for group in optimizer.param_groups]
+
+
+def _signature(model: nn.Module, optimizer: torch.optim.Optimizer, small: SmallState) -> str:
     """Return what a job is recognised by: optimiser, parameters, their order and groups."""
-    facts: list[Any] = [kind.__name__, small.nbytes, ranks]
-    for known in parameters:
-        form = [list(known.parameter.shape), str(known.parameter.dtype), list(known.state_names)]
-        facts.append([known.name, known.group, *form])
+    facts: list[Any] = [type(optimizer).__name__, small.nbytes, shares_of(model)[1]]
+    kept = _kept(optimizer)
+    for name, group, parameter in _with_names(model, optimizer):
+        form = [list(parameter.shape), str(parameter.dtype), list(kept[group])]
+        facts.append([name, group, *form])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

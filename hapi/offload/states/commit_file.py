@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -16,6 +17,14 @@ _HEAD = struct.Struct("<8sQQIII")
 """Mark, number of the commit, steps done, number of pieces, number of parameters, bytes of extra state."""
 _MARK = b"HAPIOFF1"
 _SUM = struct.Struct("<Q")
+
+
+def has_commit(path: Path) -> bool:
+    """Return whether a file seems to hold a commit: whether it is whole, :class:`CommitFile` tells. Raises OSError."""
+    with path.open("rb") as file:
+        found = file.read(len(_MARK))
+        file.seek(path.stat().st_size // 2)
+        return _MARK in (found, file.read(len(_MARK)))
 
 
 class CommitFile:

@@ -6,14 +6,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hapi.atomic import replacing
 from hapi.errors import HapiError, UsageError
+from hapi.offload.states.commit_file import has_commit
 from hapi.paths import read_bounded
-from hapi.process.file_locks import lock_at_once
+from hapi.process.file_locks import is_locked, lock_at_once
 from hapi.units import format_bytes
 from hapi.wire.documents import parse_document
 
@@ -41,6 +43,15 @@ def discard(parent: Path) -> None:
             OffloadFolder(parent, "", 0, 1, resumes=False).close(remove=True)
 
 
+def holds(folders: Sequence[Path], signature: str) -> bool:
+    """Return whether a killed job of this signature can go on from ``folders``, which no process has."""
+    for number, parent in enumerate(folders):
+        path = parent / NAME
+        if _found(path) != _job(signature, number, len(folders), resumes=True) or is_locked(path / "lock"):
+            return False
+    return bool(folders) and has_commit(folders[0] / NAME / "commit")
+
+
 class OffloadFolder:
     """The folder :data:`NAME` in one that the user named, locked for this process."""
 
@@ -58,13 +69,7 @@ class OffloadFolder:
             UsageError: it cannot be written, another process has it, or it holds the states of another job.
         """
         self.path = parent / NAME
-        self._job = {
-            "format": _FORMAT,
-            "signature": signature,
-            "drive": number,
-            "drives": drives,
-            "resumes": resumes,
-        }
+        self._job = _job(signature, number, drives, resumes=resumes)
         self._lock = -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +84,7 @@ class OffloadFolder:
                 f"{self.path} is in use by another job, or by an optimizer of this process that was not closed; "
                 "name another folder, or wait for its end"
             )
-        found = self._found()
+        found = _found(self.path)
         self.is_new = found is None or not (resumes or found.get("resumes", True))
         """Whether there is nothing to go on from."""
         if self.is_new:
@@ -103,7 +108,7 @@ class OffloadFolder:
 
     def mark(self) -> None:
         """Note what the folder is for, once its files are there. Raises OSError."""
-        if self._found() is None:
+        if _found(self.path) is None:
             with replacing(self.path / "job.json") as file:
                 file.write(json.dumps(self._job).encode())
 
@@ -133,12 +138,24 @@ class OffloadFolder:
             return False
         return found.st_ino == os.fstat(self._lock).st_ino
 
-    def _found(self) -> dict[str, Any] | None:
-        path = self.path / "job.json"
-        if not path.exists():
-            return None
-        try:
-            found: dict[str, Any] = parse_document(read_bounded(path, 1 << 16, "the offload folder's job"))
-        except (ValueError, HapiError):
-            return {}
-        return found
+
+def _job(signature: str, number: int, drives: int, *, resumes: bool) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "signature": signature,
+        "drive": number,
+        "drives": drives,
+        "resumes": resumes,
+    }
+
+
+def _found(path: Path) -> dict[str, Any] | None:
+    """Facts of the job that a folder is for; None where there is none, and no facts where they cannot be read."""
+    path /= "job.json"
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = parse_document(read_bounded(path, 1 << 16, "the offload folder's job"))
+    except (ValueError, HapiError):
+        return {}
+    return found

@@ -22,8 +22,8 @@ class HostStates:
         return self._committed
 
     def go_back(self, steps: int) -> bool:
-        """Return False: nothing is found in memory."""
-        return False
+        """Return whether that is the beginning: nothing is found in memory."""
+        return not steps
 
     def place(self, piece: StatePiece, slot: int, buffer: Bytes) -> Bytes:
         """Return the record itself; ``buffer`` stays without pages."""
