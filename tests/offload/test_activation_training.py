@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.activation_models import SmallGpt, gpt_loss, image_loss, same, train
@@ -100,6 +102,64 @@ def test_a_layer_that_counts_its_calls_is_not_recomputed(tmp_path: Path) -> None
         train(model, lambda module: module(torch.randn(512, 64)).sum())
         assert all("changes buffers" in layer["not_recomputed"] for layer in offload.report()["layers"])
     assert [int(layer.calls) for layer in model] == [3, 3, 3]
+
+
+class Average(nn.Module):
+    """Statistics that each pass replaces by a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+        self.register_buffer("average", torch.zeros(256))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.tanh(self.inner(values))
+        self.average = 0.9 * self.average + 0.1 * found.detach().mean(0)
+        return torch.tanh(found - self.average)
+
+
+class Drawing(nn.Module):
+    """Leaves its work out by a generator that is not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.inner, self.draw = nn.Linear(256, 256), draw
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(values * self.draw()))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Average, "its forward pass changes buffers"),
+        (lambda: Drawing(random.random), "it draws from Python's or NumPy's generator"),
+        (lambda: Drawing(np.random.random), "it draws from Python's or NumPy's generator"),
+    ],
+    ids=["buffer", "random", "numpy"],
+)
+def test_a_layer_that_would_do_otherwise_a_second_time_is_not_recomputed(
+    make: Callable[[], nn.Module], why: str, tmp_path: Path
+) -> None:
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        random.seed(1)
+        np.random.seed(1)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.randn(64, 256, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+        return [*(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(256, 256), make(), nn.Linear(256, 256))
+
+    expected = gradients(model())
+    twin = model()
+    with ActivationOffload(twin, 1 << 20, [tmp_path], "recompute") as offload:
+        found = gradients(twin)
+        layers = {layer["name"]: layer for layer in offload.report()["layers"]}
+    assert all(map(torch.equal, expected, found))
+    assert layers["1"]["action"] != "recompute" and layers["1"]["not_recomputed"].startswith(why)
 
 
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,8 +38,8 @@ class LayerMeasure:
     input_bytes: int = 0
     tensors: list[int] = field(default_factory=list)
     """Bytes of each tensor that it is the first to save, in the pass that saved most."""
-    changed_buffers: bool = False
-    """Its forward pass changed buffers, so that a second one would change them twice."""
+    side_effect: str | None = None
+    """Why a second forward pass would do otherwise than the first."""
 
 
 class IterationMeasure:
@@ -73,7 +76,7 @@ class IterationMeasure:
             high.saved_bytes = max(high.saved_bytes, now.saved_bytes)
             high.input_bytes = max(high.input_bytes, now.input_bytes)
             high.tensors = max(high.tensors, now.tensors, key=sum)
-            high.changed_buffers |= now.changed_buffers
+            high.side_effect = high.side_effect or now.side_effect
         self._now = [LayerMeasure() for _ in self._layers]
         self._between.clear()
 
@@ -118,7 +121,7 @@ class IterationMeasure:
         if layer not in self.order:
             self.order.append(layer)
         module, now = self._layers[layer][1], self._now[layer]
-        versions = [buffer._version for buffer in module.buffers()]
+        watched = _SideEffects(module)
         counter = FlopCounterMode(display=False)
         after: list[float] = []
         started = time.perf_counter()
@@ -128,7 +131,7 @@ class IterationMeasure:
         self.watch.at(Moment.AFTER, layer)
         now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
         now.flops += counter.get_total_flops()
-        now.changed_buffers |= versions != [buffer._version for buffer in module.buffers()]
+        now.side_effect = now.side_effect or watched.found()
 
     def planned(self, reasons: Sequence[str | None], gradients: GradientRoom) -> tuple[list[Layer], float]:
         """Return the layers for the planner, in the order of the pass, and the measured operations a second.
@@ -169,6 +172,34 @@ class IterationMeasure:
     def _largest_gradient(self, layer: int) -> int:
         trained = (x for x in self._layers[layer][1].parameters() if x.requires_grad)
         return max((parameter.nbytes for parameter in trained), default=0)
+
+
+class _SideEffects:
+    """State of a layer, and generators that recomputing does not turn back, before its forward pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+        self._buffers = [(buffer, buffer._version) for buffer in layer.buffers()]
+        self._draws = _draws()
+
+    def found(self) -> str | None:
+        """Return why a second pass would do otherwise; None without a reason."""
+        buffers = list(self._layer.buffers())
+        is_same = len(buffers) == len(self._buffers) and all(
+            buffer is before and buffer._version == version
+            for buffer, (before, version) in zip(buffers, self._buffers, strict=True)
+        )
+        if not is_same:
+            return "its forward pass changes buffers, which would change twice"
+        if _draws() != self._draws:
+            return "it draws from Python's or NumPy's generator, which would draw anew"
+        return None
+
+
+def _draws() -> tuple[Any, ...]:
+    """Where Python's and NumPy's generators are."""
+    _, keys, place, *gauss = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(keys).tobytes(), place, gauss
 
 
 def measured_machine(
@@ -216,7 +247,7 @@ def measured_machine(
 def _link_rate(device: torch.device) -> float:
     """Bytes a second from a CUDA device to pinned memory."""
     source = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
-    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
     host.copy_(source, non_blocking=True)
     torch.cuda.synchronize(device)
     started = time.perf_counter()

@@ -63,8 +63,9 @@ class ActivationOffload(BoundToModel):
     :mod:`hapi.offload.planner` chose. An iteration with a larger input than any before is measured again. It needs no
     offloaded optimiser: without :meth:`step_done` the plan is made when the next forward pass begins.
 
-    A layer is never recomputed where its forward pass changes buffers, such as BatchNorm's statistics in training:
-    they would move twice. :meth:`report` says so. ``torch.compile`` of single layers is not seen through.
+    A layer is never recomputed where its forward pass changes buffers, such as BatchNorm's statistics in training,
+    which would move twice, or draws from Python's or NumPy's generator. :meth:`report` says so. ``torch.compile`` of
+    single layers is not seen through.
     """
 
     def __init__(
@@ -327,9 +328,7 @@ class ActivationOffload(BoundToModel):
     def _make_plan(self, measure: IterationMeasure) -> None:
         measure.end()
         for number, (_, module) in enumerate(self._layers):
-            why = why_not_recomputed(module)
-            if why is None and measure.highest[number].changed_buffers:
-                why = "its forward pass changes buffers, which would change twice"
+            why = why_not_recomputed(module) or measure.highest[number].side_effect
             if why is None and measure.highest[number].saved_bytes <= 0:
                 why = "it would free nothing: it saves no more than its input"
             self._reasons[number] = why
