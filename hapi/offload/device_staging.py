@@ -22,7 +22,8 @@ class PieceStaging:
         """Allocate for the largest piece of ``layout``, whose parameters lie on ``device``."""
         nbytes = max((piece.nbytes - piece.states_bytes for piece in layout.pieces), default=0)
         self._values, self._gradients = (
-            torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2)
+            torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+            for _ in range(2)
         )
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 

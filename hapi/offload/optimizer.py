@@ -124,7 +124,7 @@ class OffloadedOptimizer(FixedOptimizer):
                 loss = closure()
         with self._lifetime.guarded():
             active = self._gather()
-            options = [options_of(group) for group in self.param_groups]
+            options = self._options()
             self._engine.drain()
             check_untouched(self._parameters)
             is_alike = all(map(same_options, options, self._update.options))
@@ -262,7 +262,7 @@ class OffloadedOptimizer(FixedOptimizer):
             known.put_away()
             return
         if not self._ahead.pieces:
-            self._update.options = [options_of(group) for group in self.param_groups]
+            self._update.options = self._options()
             self._update.expected = self._expected.changes
         ready = self._pending.arrive(known)
         for number in ready:
@@ -326,6 +326,10 @@ class OffloadedOptimizer(FixedOptimizer):
                     known.parameter.grad = known.offloaded
             active.append(known)
         return active
+
+    def _options(self) -> list[dict[str, Any]]:
+        self.check_options()
+        return [options_of(group) for group in self.param_groups]
 
     def _used(self, number: int) -> list[TrainedParameter]:
         """Return a piece's parameters."""

@@ -85,8 +85,10 @@ class Records:
             names = [*known.state_names] + ([] if known.is_master else [MASTER])
             tensors = {name: self._scratch(known) for name in names}
             columns[known.number] = [flat_view(tensor) for tensor in tensors.values()]
-            steps = {"step": torch.tensor(float(known.steps))} if known.counts_steps else {}
-            found[known.number] = {**steps, **tensors}
+            if known.counts_steps:
+                steps = torch.tensor(float(known.steps), dtype=torch.float32, device="cpu")
+                tensors = {"step": steps, **tensors}
+            found[known.number] = tensors
         for piece in self._layout.pieces:
             wanted = [segment for segment in piece.segments if segment.parameter in columns]
             if not wanted:

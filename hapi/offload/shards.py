@@ -84,7 +84,11 @@ class Shards:
         if self.ranks == 1:
             return read(number)
         own = piece.rank == self.rank
-        record = torch.from_numpy(read(number)) if own else torch.empty(piece.nbytes, dtype=torch.uint8)
+        record = (
+            torch.from_numpy(read(number))
+            if own
+            else torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
+        )
         moved = record.to(self._device)
         self._broadcast(piece, moved)
         found: Bytes = moved.cpu().numpy()

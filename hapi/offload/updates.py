@@ -26,6 +26,9 @@ ADAM_ELEMENTS = 1 << 18
 """Elements that :class:`PlainAdam` computes together, and copies while they are in a cache: of 16,384 to 1,048,576
 these took the least processor time, with one thread and with two."""
 
+_FP32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+"""Form of what is made here, whatever default type and device a script has set."""
+
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimiser that cannot be offloaded exactly."""
@@ -61,8 +64,8 @@ def _same(one: Any, other: Any) -> bool:
 
 def state_names(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the tensors that an optimiser keeps for each parameter, found by a step on one number."""
-    probe = nn.Parameter(torch.zeros(1))
-    probe.grad = torch.zeros(1)
+    probe = nn.Parameter(torch.zeros(1, **_FP32))
+    probe.grad = torch.zeros(1, **_FP32)
     optimizer: torch.optim.Optimizer = kind([{**options, "params": [probe]}])  # type: ignore[call-arg]
     optimizer.step()
     state = optimizer.state[probe]
@@ -203,7 +206,7 @@ def _take_step(kind: type[torch.optim.Optimizer], parts: Sequence[_Part]) -> Non
         if part.steps:
             state = optimizer.state[part.values] = dict(part.states)
             if part.counts_steps:
-                state["step"] = torch.tensor(float(part.steps))
+                state["step"] = torch.tensor(float(part.steps), **_FP32)
     optimizer.step()
     for part in parts:
         state = optimizer.state[part.values]
@@ -228,7 +231,7 @@ class PlainAdam:
         """
         self._kind = kind
         self._is_exact = _is_exact(kind) if is_exact is None else is_exact
-        self._denominator = torch.empty(0)
+        self._denominator = torch.empty(0, **_FP32)
 
     def takes(self, options: Mapping[str, Any]) -> bool:
         """Return whether a parameter group's options are those of a plain step."""
@@ -290,7 +293,7 @@ class PlainAdam:
         average.lerp_(gradient, 1 - beta1)
         squares.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if len(self._denominator) < len(values):
-            self._denominator = torch.empty(min(ADAM_ELEMENTS, 2 * len(values)))
+            self._denominator = torch.empty(min(ADAM_ELEMENTS, 2 * len(values)), **_FP32)
         denominator = self._denominator[: len(values)]
         torch.sqrt(squares, out=denominator).div_((1 - beta2**count) ** 0.5).add_(options["eps"])
         values.addcdiv_(average, denominator, value=-(rate / (1 - beta1**count)))
@@ -305,14 +308,14 @@ def _is_exact(kind: type[torch.optim.Optimizer]) -> bool:
     """Whether :class:`PlainAdam` gives the bits of the installed torch, found by three steps on random numbers."""
     if kind not in (torch.optim.Adam, torch.optim.AdamW):
         return False
-    generator = torch.Generator().manual_seed(0)
-    parameter = nn.Parameter(torch.randn(4099, generator=generator))
+    generator = torch.Generator("cpu").manual_seed(0)
+    parameter = nn.Parameter(torch.randn(4099, generator=generator, **_FP32))
     optimizer: torch.optim.Optimizer = kind([parameter])
     options, values = optimizer.param_groups[0], parameter.detach().clone()
     ours = PlainAdam(kind, is_exact=True)
     states = [torch.empty_like(values) for _ in range(2)]
     for steps in range(3):
-        parameter.grad = torch.randn(values.shape, generator=generator)
+        parameter.grad = torch.randn(values.shape, generator=generator, **_FP32)
         optimizer.step()
         if not ours.takes(options):
             return False

@@ -22,7 +22,7 @@ class DeviceLink:
             The copy, and an event after it. The memory of ``data`` may be given back at once: it is not used again
             before the event.
         """
-        host = torch.empty(data.numel(), dtype=torch.uint8, pin_memory=True)
+        host = torch.empty(data.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             host.copy_(data, non_blocking=True)

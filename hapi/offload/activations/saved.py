@@ -160,7 +160,7 @@ def bytes_of(tensor: torch.Tensor, extent: Extent) -> torch.Tensor:
 def aligned_buffer(nbytes: int, pinned: bool) -> torch.Tensor:
     """Make host memory that a disk can read into past the page cache: uint8 [n], n a multiple of the alignment."""
     size = aligned(nbytes)
-    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + size]
 

@@ -130,6 +130,6 @@ def _uses(storage: int) -> int:
 @cache
 def _wrapper_uses() -> int:
     """Uses of a storage by its object in Python, once there was one."""
-    probe = torch.empty(2)
+    probe = torch.empty(2, device="cpu")
     address = probe.untyped_storage()._cdata
     return _uses(address) - 1

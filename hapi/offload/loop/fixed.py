@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -24,8 +24,13 @@ class BoundToModel:
         )
 
 
+_KEEPING = ("momentum", "amsgrad")
+"""Options that say which states an optimiser keeps."""
+
+
 class FixedOptimizer(torch.optim.Optimizer):
-    """An optimiser whose parameters stay those that it began with, and of which there are no copies."""
+    """An optimiser whose parameters and kinds of states stay those that it began with, and of which there are no
+    copies."""
 
     _is_fixed = False
 
@@ -33,6 +38,21 @@ class FixedOptimizer(torch.optim.Optimizer):
         """Begin with these parameter groups, and torch's defaults of their options."""
         super().__init__(groups, defaults)
         self._is_fixed = True
+        self._states_kept = [self._keeping(group) for group in self.param_groups]
+
+    def check_options(self) -> None:
+        """Raise UsageError where an option asks for other states than there is room for."""
+        for kept, group in zip(self._states_kept, self.param_groups, strict=True):
+            for name, is_on in self._keeping(group).items():
+                if is_on != kept[name]:
+                    raise UsageError(
+                        f"{name} was switched {'on' if is_on else 'off'} after room was made for the states: set it "
+                        "before hapi.offload_training"
+                    )
+
+    @staticmethod
+    def _keeping(group: Mapping[str, Any]) -> dict[str, bool]:
+        return {name: bool(group.get(name)) for name in _KEEPING}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse further parameters: there is no room for their states."""

@@ -43,7 +43,8 @@ def attach(
             handles.append(known.parameter.register_hook(_making_way(known)))
     by_identity = {id(known.parameter): known for known in parameters}
     for module in model.modules():
-        own = [by_identity.get(id(parameter)) for parameter in module.parameters(recurse=False)]
+        uses_inner = isinstance(module, nn.MultiheadAttention)  # it never calls the layer of its output
+        own = [by_identity.get(id(parameter)) for parameter in module.parameters(recurse=uses_inner)]
         used = [known for known in own if known is not None]
         if used:
             hook = _UseHook(module, used, before_use)
@@ -109,10 +110,10 @@ def is_alone(gradient: torch.Tensor) -> bool:
 def uses_of_one() -> int:
     """Measure the uses of the memory of a gradient that shares it with none, in a hook."""
     found: list[int] = []
-    leaf = torch.zeros(2, requires_grad=True)
+    leaf = torch.zeros(2, device="cpu", requires_grad=True)
     leaf.register_post_accumulate_grad_hook(lambda leaf: found.append(_uses(leaf.grad)))
     with torch.enable_grad():
-        (leaf * torch.ones(2)).sum().backward()
+        (leaf * torch.ones(2, device="cpu")).sum().backward()
     return found[0]
 
 
