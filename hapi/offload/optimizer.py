@@ -151,6 +151,8 @@ class OffloadedOptimizer(FixedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients; with ``set_to_none`` False they become zeros."""
         with self._lifetime.guarded():
+            if any(known.has_moved for known in self._parameters):
+                self._expected.forbid()
             self._ahead.undo()
             self._ahead.is_dropped = False
             for known in self._parameters:
@@ -232,16 +234,21 @@ class OffloadedOptimizer(FixedOptimizer):
                 raise UsageError(
                     f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
                 )
+            if known.find_change():
+                self._expected.forbid()
             if known.is_aside:
                 is_own = is_alone(gradient)  # before there is a further view of it
                 known.put_back()
                 known.accumulate(gradient.detach(), is_own=is_own)
             elif not known.has_gradient or gradient is not known.offloaded:
+                if known.has_moved:
+                    self._expected.forbid()
                 if known.is_submitted:
                     self._ahead.undo()
                 known.take(gradient)
                 known.parameter.grad = known.offloaded
             del gradient
+            known.watch.note_gradient()
             known.note_stream()
             known.passes += 1
             left = self._expected.passes - known.passes
@@ -314,6 +321,8 @@ class OffloadedOptimizer(FixedOptimizer):
         active = []
         for known in self._parameters:
             gradient = known.own_gradient()
+            if known.has_moved or known.find_change():
+                self._expected.forbid()
             if known.has_gradient and gradient is not known.offloaded:
                 if known.is_submitted:
                     self._ahead.undo()

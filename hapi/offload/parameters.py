@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import nn
 
-from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.gradients import GradientChange, OffloadedGradient, own_gradient
 from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
+from hapi.offload.loop.values import ValueWatch, bytes_of, flat_view, laid_out
 from hapi.offload.pieces import ParameterSize
 
 TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -69,6 +68,7 @@ class TrainedParameter:
     """Whether a loop asked for its norm in this step."""
     was_touched: bool = False
     """Whether a loop looked at the gradient, or changed it, in this step."""
+    watch: ValueWatch = field(init=False)
     _made: torch.cuda.Event | None = None
     _gradient: torch.Tensor | None = None
     _is_stored: bool = False
@@ -93,7 +93,7 @@ class TrainedParameter:
             raise UsageError(
                 f"{self.name} does not own its memory (an expanded or strided view): make it contiguous first"
             )
-        self.version = parameter._version
+        self.version, self.watch = parameter._version, ValueWatch(parameter)
         self._form = parameter.shape, parameter.dtype, parameter.device
 
     @property
@@ -133,6 +133,22 @@ class TrainedParameter:
     def settle(self) -> None:
         """Take the values in memory for those that the states belong to."""
         self.version, self.writes = self.parameter._version, 0
+        self.watch.settle()
+
+    def find_change(self) -> bool:
+        """Return whether somebody changed the values since the last step so that no version tells.
+
+        Then those in memory count, and not the master weights in the store.
+        """
+        if self.writes or self.is_submitted or self.is_foreign or self.watch.is_met():
+            return False
+        self.version = -1
+        return True
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether somebody changed the values since backward gave the gradient, and no update has begun."""
+        return self.has_gradient and not self.writes and not self.is_submitted and self.watch.has_moved()
 
     @property
     def flat(self) -> torch.Tensor:
@@ -380,21 +396,3 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
         return torch._foreach_norm([gradient], 2.0)[0]
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2.0)
     return norm
-
-
-def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor's elements in the order of memory, sharing it."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return ``gradient`` in the order of the parameter's memory; itself where it has it."""
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-
-
-def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return the bytes of a contiguous tensor on the CPU, shared."""
-    found: Bytes = tensor.view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
-    return found

@@ -11,7 +11,8 @@ import torch
 from hapi.arrays import Bytes
 from hapi.offload.engine import Engine
 from hapi.offload.loop.kept_gradients import GradientSpan
-from hapi.offload.parameters import TrainedParameter, flat_view
+from hapi.offload.loop.values import flat_view
+from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, Segment
 from hapi.offload.shards import Shards
 from hapi.offload.states.base import StateStore, buffer_of

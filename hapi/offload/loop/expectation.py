@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hapi.offload.loop.gradients import GradientChange
 from hapi.offload.parameters import TrainedParameter
+
+log = logging.getLogger("hapi.offload")
 
 RECENT_STEPS = 8
 """The most backward passes of so many steps are expected: a last, shorter window of an epoch changes nothing."""
@@ -52,6 +55,15 @@ class Expectation:
     def passes(self) -> int:
         """Backward passes before a step; 0 while none was seen."""
         return max(self._recent, default=0)
+
+    def forbid(self) -> None:
+        """Expect nothing any more: the loop changes parameters where updates ahead would not see it."""
+        if self._may_be_on:
+            log.warning(
+                "updates are computed after backward from now on: the loop changes parameters through parameter.data, "
+                "or between backward and step; changes under torch.no_grad() after the step cost less"
+            )
+        self._may_be_on = self.is_on = False
 
     def is_met(
         self,
