@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.client.transport import server_pool as servers_module
+from hapi.client.transport import trouble as trouble_module
 from hapi.client.transport.hedging import Measured
 from hapi.client.transport.server_pool import MAX_FAULTS, ServerPool, Stopped
 from hapi.errors import (
@@ -344,14 +345,14 @@ def test_a_long_outage_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses(monkeypatch, 0.03)
-    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.06)
+    monkeypatch.setattr(trouble_module, "OUTAGE_SECONDS", 0.06)
     pool = make_pool(1, patience=300)
     with caplog.at_level(logging.WARNING, "hapi.client"):
         pool.run(until(5, TransportError("refused by http://x")))
         assert [r.getMessage() for r in caplog.records] == [
             "no request gets through (refused by http://x); trying for up to 300 s"
         ]
-        monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 3600.0)
+        monkeypatch.setattr(trouble_module, "OUTAGE_SECONDS", 3600.0)
         pool.run(until(2, TransportError("a blip")))
         assert len(caplog.records) == 1
 
@@ -362,7 +363,7 @@ def test_being_sent_away_for_long_is_told_once_a_minute(
 ) -> None:
     """A crowded server takes some requests and refuses others: answers in between are no end of it."""
     pauses(monkeypatch, 0.04)
-    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.02)
+    monkeypatch.setattr(trouble_module, "OUTAGE_SECONDS", 0.02)
     pool = make_pool(1, patience=300)
     with caplog.at_level(logging.WARNING, "hapi.client"):
         for _ in range(4):
@@ -373,7 +374,7 @@ def test_being_sent_away_for_long_is_told_once_a_minute(
                 "giving up after 300 s"
             )
         ]
-        monkeypatch.setattr(servers_module, "BUSY_SECONDS", 0.0)
+        monkeypatch.setattr(trouble_module, "BUSY_SECONDS", 0.0)
         pool.run(until(3, kind("still", retry_after=0.04)))
         assert len(caplog.records) > 1
 

@@ -87,6 +87,8 @@ class Server(ServerLoad):
     failures: int = 0
     well_at: float = 0.0
     """Monotonic time before which it is left alone."""
+    absent: bool = False
+    """True since it could not be reached: it is asked for nothing before it answers again, where there are others."""
 
 
 class Servers(Protocol):

@@ -14,18 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from hapi.client.transport.absent_servers import AbsentServers
 from hapi.client.transport.hedging import Hedging, InFlight, Measured, Server
 from hapi.client.transport.server_choice import CROWDED, Asked, soonest
 from hapi.client.transport.stragglers import Stragglers
-from hapi.client.transport.trouble import Trouble, is_absence, is_servers_fault
-from hapi.errors import (
-    BusyError,
-    DeadlineError,
-    ForeignAnswerError,
-    HapiError,
-    TransportError,
-    UsageError,
-)
+from hapi.client.transport.trouble import OutageLines, Trouble, is_absence, is_servers_fault
+from hapi.errors import ForeignAnswerError, HapiError, ShortageError, TransportError, UsageError
 from hapi.wire.rendezvous import ranking
 from hapi.wire.transport.answers import understood
 from hapi.wire.transport.base import Transport
@@ -41,10 +35,6 @@ FAULT_PAUSE = 0.5
 """Longest such pause, in seconds, after a damaged answer: the server is there, and may be well for others."""
 MAX_FAULTS = 5
 """Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
-OUTAGE_SECONDS = 3.0
-"""Seconds without any server after which a person is told."""
-BUSY_SECONDS = 60.0
-"""Seconds between two lines that tell a person of servers that are too busy."""
 MAX_RETRY_FACTOR = 10
 """Times the patience after which a request is given up even though the servers answer others."""
 LONGEST_WAIT = 0.2
@@ -75,19 +65,18 @@ class ServerPool:
         if not transports:
             raise ValueError("a pool needs at least one server")
         self._servers = [Server(transport=t, name=_name_of(t.url)) for t in transports]
-        self._left: list[Server] = []
-        """Servers that are not asked any more."""
+        self._left: tuple[list[Server], int] = [], 0
+        """Servers that are not asked any more and have not finished, and the bytes that others had received."""
         self._chosen = 0  # requests to any server so far
         self._retry_timeout = retry_timeout
         self._check = check
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._jitter = random.Random()
-        self._outage_reported = False
+        self._outage = OutageLines(retry_timeout)
         self._answered = -math.inf
         """Monotonic time of the last good answer to any request."""
-        self._busy_reported = -BUSY_SECONDS
-        """Monotonic time at which a person was told of busy servers."""
+        self._absent = AbsentServers(self._closed, lambda server: server in self._servers)
         self._stragglers = Stragglers()
         self._hedging = Hedging(self, self._closed)
         self.retries = 0
@@ -130,10 +119,25 @@ class ServerPool:
             if not remaining:
                 return False
             gone = [s for s in self._servers if s not in remaining]
-            self._servers, self._left = remaining, self._left + gone
+            (left, nbytes), self._servers = self._left, remaining
+            self._left = left + gone, nbytes
         for server in gone if at_once else ():
             server.transport.close()
+        self._close_finished()
         return True
+
+    def _close_finished(self) -> None:
+        """Close the connections of servers that left and have finished their requests: a fleet may change for ever."""
+        with self._lock:
+            finished = [server for server in self._left[0] if not server.in_flight]
+        for server in finished:
+            server.transport.close()
+        if finished:
+            with self._lock:
+                left, nbytes = self._left
+                over = [server for server in finished if server in left]  # another thread may have been here
+                nbytes += sum(server.transport.received_bytes() or 0 for server in over)
+                self._left = [server for server in left if server not in over], nbytes
 
     def wait_closed(self, seconds: float) -> bool:
         """Wait until the pool is closed, or so long; return whether it is."""
@@ -196,7 +200,7 @@ class ServerPool:
                 trouble.add(server, error, time.monotonic())
                 if isinstance(error, TransportError):
                     self._check()
-                if once or not trouble.may_pass(error, self._candidates(trouble)) or self._is_over(trouble):
+                if once or not trouble.may_pass(error, self._allowed(trouble)) or self._is_over(trouble):
                     raise
                 if isinstance(error, ForeignAnswerError) and server.failures == 1:
                     log.warning("%s; another server is asked", error)
@@ -212,11 +216,17 @@ class ServerPool:
     def _is_over(self, trouble: Trouble) -> bool:
         """Return whether a request has had its tries: every server had one when patience ends."""
         late = time.monotonic() >= self._give_up_at(trouble)
-        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._candidates(trouble)))
+        had_tries = all(id(server) in trouble.tried for server in self._candidates(trouble))
+        return trouble.faults >= MAX_FAULTS or (late and had_tries)
 
-    def _candidates(self, trouble: Trouble) -> list[Server]:
+    def _allowed(self, trouble: Trouble) -> list[Server]:
         """The servers that a request may go to."""
         return [s for s in self._servers if trouble.only in (None, s.transport.url)]
+
+    def _candidates(self, trouble: Trouble) -> list[Server]:
+        """Those of them that are there; where none is, all."""
+        allowed = self._allowed(trouble)
+        return [server for server in allowed if not server.absent] or allowed
 
     def _give_up_at(self, trouble: Trouble) -> float:
         """Monotonic time at which patience ends."""
@@ -240,7 +250,10 @@ class ServerPool:
             if trouble.error is not None:
                 if now + pause > self._give_up_at(trouble):
                     raise trouble.error
-                self._report_outage(trouble, pause)
+                with self._lock:
+                    is_due = self._outage.is_due(trouble, time.monotonic())
+                if is_due:
+                    self._outage.tell(trouble, pause)
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
@@ -285,7 +298,9 @@ class ServerPool:
         """Return the server that ``request`` is sent to as well, counted already; None for none."""
         with self._lock:
             now = time.monotonic()
-            others = [s for s in self._servers if s is not request.server and s.well_at <= now]
+            others = [
+                s for s in self._servers if s is not request.server and s.well_at <= now and not s.absent
+            ]
             outstanding = request.outstanding(now)
             found = self._stragglers.rescuer(outstanding, request.server, others, now)
             if found is None:
@@ -301,35 +316,10 @@ class ServerPool:
                 server.answered(asked, time.monotonic())
                 self._answered = time.monotonic()
 
-    def _report_outage(self, trouble: Trouble, pause: float) -> None:
-        """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
-
-        A busy server takes some requests and refuses others, so that no answer ends that: it is told once a minute.
-        """
-        with self._lock:
-            now, busy = time.monotonic(), isinstance(trouble.error, BusyError | DeadlineError)
-            reported = now - self._busy_reported < BUSY_SECONDS if busy else self._outage_reported
-            if reported or now - trouble.since < OUTAGE_SECONDS:
-                return
-            if busy:
-                self._busy_reported = now
-            else:
-                self._outage_reported = True
-        if busy:
-            log.warning(
-                "the server is too busy and sends requests away (%s); next try in %.0f s, giving up after %.0f s",
-                trouble.error,
-                pause,
-                self._retry_timeout,
-            )
-        else:
-            log.warning(
-                "no request gets through (%s); trying for up to %.0f s", trouble.error, self._retry_timeout
-            )
-
     def _settle(
         self, server: Server, error: HapiError | None, flight: InFlight | None = None, *, good: bool = False
     ) -> None:
+        """Note that a request to ``server`` is over."""
         with self._lock:
             now = time.monotonic()
             server.end(now)
@@ -340,35 +330,42 @@ class ServerPool:
                 elif not flight.measured.shared:
                     server.answered(flight.asked, now)
             if good and (flight is None or not flight.superseded):
-                server.failures = 0
-                server.well_at = 0.0
-                self._outage_reported = False
+                server.failures, server.well_at, server.absent = 0, 0.0, False
+                self._outage.answered()
                 self._answered = now
-            if error is None or not is_servers_fault(error):
-                return
-            server.failures += 1
-            longest = LONGEST_PAUSE if is_absence(error) else FAULT_PAUSE
-            pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
-            if error.retry_after is not None:
-                pause = min(60.0, max(pause, error.retry_after))
-            server.well_at = now + pause * self._jitter.uniform(0.75, 1.25)
+            if error is not None and is_servers_fault(error):
+                self._failed(server, error, now)
+        self._close_finished()
+
+    def _failed(self, server: Server, error: HapiError, now: float) -> None:
+        """Leave ``server`` alone for a while; one that could not be reached, until it answers."""
+        server.failures += 1
+        longest = LONGEST_PAUSE if is_absence(error) else FAULT_PAUSE
+        pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
+        if error.retry_after is not None:
+            pause = min(60.0, max(pause, error.retry_after))
+        server.well_at = now + pause * self._jitter.uniform(0.75, 1.25)
+        is_absent = isinstance(error, TransportError) and not isinstance(error, ShortageError)
+        if is_absent and len(self._servers) > 1:
+            self._absent.add(server)
 
     def received_bytes(self) -> int | None:
         """Bytes that have arrived on all connections so far, read or not; None where the system does not tell."""
-        counts = [server.transport.received_bytes() for server in (*self._servers, *self._left)]
+        left, before = self._left
+        counts = [server.transport.received_bytes() for server in (*self._servers, *left)]
         known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        return before + sum(known) if len(known) == len(counts) else None
 
     def interrupt(self) -> None:
         """Break every request under way; those that are still wanted are repeated."""
-        for server in (*self._servers, *self._left):
+        for server in (*self._servers, *self._left[0]):
             server.transport.interrupt()
 
     def close(self) -> None:
         """Break every request under way; they raise :class:`Stopped`."""
         self._closed.set()
         self._hedging.wake()
-        for server in (*self._servers, *self._left):
+        for server in (*self._servers, *self._left[0]):
             server.transport.close()
 
 

@@ -1,7 +1,9 @@
-"""Failures of one request: what each says of the server, and whether the request may still succeed."""
+"""Failures of one request: what each says of the server, whether the request may still succeed, and when a person is
+told."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +18,13 @@ from hapi.errors import (
     StoreUnavailableError,
     TransportError,
 )
+
+log = logging.getLogger("hapi.client")
+
+OUTAGE_SECONDS = 3.0
+"""Seconds without any server after which a person is told."""
+BUSY_SECONDS = 60.0
+"""Seconds between two lines that tell a person of servers that are too busy."""
 
 
 @dataclass(eq=False)
@@ -53,6 +62,51 @@ class Trouble:
         if isinstance(error, ForeignAnswerError):
             return any(id(server) not in self.tried for server in servers)
         return error.retryable
+
+
+@dataclass(eq=False)
+class OutageLines:
+    """Lines that tell a person why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
+
+    An outage is told once. A busy server takes some requests and refuses others, so that no answer ends that: it is
+    told once a minute.
+    """
+
+    retry_timeout: float
+    """Seconds after which a request is given up."""
+    _reported: bool = False
+    _busy_reported: float = -BUSY_SECONDS
+    """Monotonic time at which a person was told of busy servers."""
+
+    def answered(self) -> None:
+        """Note that a request was answered."""
+        self._reported = False
+
+    def is_due(self, trouble: Trouble, now: float) -> bool:
+        """Return whether a person is to be told of ``trouble`` now, by :meth:`tell`."""
+        busy = isinstance(trouble.error, BusyError | DeadlineError)
+        reported = now - self._busy_reported < BUSY_SECONDS if busy else self._reported
+        if reported or now - trouble.since < OUTAGE_SECONDS:
+            return False
+        if busy:
+            self._busy_reported = now
+        else:
+            self._reported = True
+        return True
+
+    def tell(self, trouble: Trouble, pause: float) -> None:
+        """Tell a person of ``trouble``, and that the next try comes after ``pause`` seconds."""
+        if isinstance(trouble.error, BusyError | DeadlineError):
+            log.warning(
+                "the server is too busy and sends requests away (%s); next try in %.0f s, giving up after %.0f s",
+                trouble.error,
+                pause,
+                self.retry_timeout,
+            )
+        else:
+            log.warning(
+                "no request gets through (%s); trying for up to %.0f s", trouble.error, self.retry_timeout
+            )
 
 
 def is_absence(error: HapiError) -> bool:
