@@ -44,6 +44,24 @@ def normed_network(num_classes: int = 4) -> nn.Module:
     return nn.Sequential(*before, nn.BatchNorm1d(24), last)
 
 
+class SpareHead(nn.Module):
+    """A layer that is run and one that is not, in code that cannot be traced."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.fc, self.spare = nn.Linear(24, num_classes), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run one of them."""
+        return self.fc(x) if len(x) else self.spare(x)
+
+
+def spare_network(num_classes: int = 4) -> nn.Module:
+    """The same with a parameter that never gets a gradient."""
+    *before, _ = network(num_classes)
+    return nn.Sequential(*before, SpareHead(num_classes))
+
+
 def train(settings: Mapping[str, Any], ranks: Ranks, folder: Path, name: str) -> dict[str, Any]:
     """Train by ``settings`` and return the report; the first rank leaves the weights in ``folder``."""
     chosen = TrainSettings(**settings)

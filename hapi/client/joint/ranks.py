@@ -76,8 +76,13 @@ class Ranks:
         """
         return make()
 
-    def wrapped(self, module: nn.Module) -> nn.Module:
-        """Return ``module`` so that backward averages its gradients over all ranks; the first one's values count."""
+    def wrapped(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
+        """Return ``module`` so that backward averages its gradients over all ranks; the first one's values count.
+
+        Args:
+            module: the layers that are trained.
+            unused: whether a step may leave a parameter without a gradient, for which steps take a little longer.
+        """
         return module
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:

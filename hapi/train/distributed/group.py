@@ -137,10 +137,10 @@ class ProcessGroup(Ranks):
 
     # -- layers ----------------------------------------------------------------------------------------------
 
-    def wrapped(self, module: nn.Module) -> nn.Module:
+    def wrapped(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
         """See :meth:`Ranks.wrapped`."""
         with self.explained():
-            return DistributedDataParallel(module, device_ids=self._gpus)
+            return DistributedDataParallel(module, device_ids=self._gpus, find_unused_parameters=unused)
 
     def equalise(self, module: nn.Module) -> None:
         """See :meth:`Ranks.equalise`."""

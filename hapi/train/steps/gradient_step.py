@@ -16,6 +16,7 @@ from hapi.models.devices import seed_generators
 from hapi.offload.loop.gradients import OffloadedGradient
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.distributed.batch_norm import synchronise
+from hapi.train.distributed.unused import may_be_unused
 from hapi.train.objective.objective import Objective
 from hapi.train.steps.accumulation import Accumulation
 from hapi.train.steps.clipping import Clipping
@@ -27,6 +28,8 @@ from hapi.train.steps.smallest_batch import check_smallest_batch
 from hapi.train.steps.update_spread import UpdateSpread
 
 _NOTHING = nullcontext()
+_NOT_REDUCED = "Expected to have finished reduction in the prior iteration"
+"""Beginning of torch's error where a rank's step has left a parameter out."""
 
 
 def step_seed(seed: int, epoch: int, batch: int, rank: int = 0) -> int:
@@ -66,7 +69,8 @@ class GradientStep:
         self._clipping = None if settings.clip_norm is None else Clipping(settings.clip_norm, device)
         self._average = None if settings.ema is None else MovingAverage(self.trained, settings.ema)
         self._spread = UpdateSpread(session.meter, device, settings.accumulate)
-        self.module = self._ranks.wrapped(self.trained)
+        unused = self._ranks.size > 1 and may_be_unused(session)
+        self.module = self._ranks.wrapped(self.trained, unused=unused)
         """The trained layers, whose backward averages gradients over the ranks."""
 
     @property
@@ -194,6 +198,11 @@ class GradientStep:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
+            if _NOT_REDUCED in str(error):
+                raise UnprocessableError(
+                    "a step left a parameter of the trained layers without a gradient, which several ranks cannot "
+                    "average; let the model's own code use all of them in each step, or train by one process"
+                ) from None
             if not is_out_of_memory(error):
                 raise
             raise DeviceMemoryError(

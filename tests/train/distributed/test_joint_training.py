@@ -18,22 +18,22 @@ COUNT = 118
 """Samples: 94 are trained on. The last batch of 16 has 14, and the last of 23 has 2: none for two of four ranks."""
 
 
-MODEL = "support.joint_training:network"
+MODELS = "support.joint_training"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("joint") / "store"
     pack_blobs(folder, count=COUNT)
-    with server(folder, "--allow-model", MODEL) as running:
+    with server(folder, "--allow-model", MODELS) as running:
         yield running.url
 
 
 def jobs(folder: Path, url: str) -> dict[str, dict[str, Any]]:
     base = {
-        "server": (url,), "dataset": "blobs", "model": MODEL, "weights": "random", "freeze": 2, "split": 2, "bs": 16,
-        "epochs": 3, "lr": 0.01, "optimizer": "adamw", "threads": 1, "cache": "off", "validation": 0.2,
-        "metric": ("f1", "top5"),
+        "server": (url,), "dataset": "blobs", "model": f"{MODELS}:network", "weights": "random", "freeze": 2,
+        "split": 2, "bs": 16, "epochs": 3, "lr": 0.01, "optimizer": "adamw", "threads": 1, "cache": "off",
+        "validation": 0.2, "metric": ("f1", "top5"),
     }  # fmt: skip
     return {
         "plain": base,
@@ -45,6 +45,7 @@ def jobs(folder: Path, url: str) -> dict[str, dict[str, Any]]:
             "optimizer": "sgd",
             "momentum": 0.9,
         },
+        "spare": {**base, "model": f"{MODELS}:spare_network", "accumulate": 2},
         "few in the last": {**base, "bs": 23, "split": "auto"},
         "kept": {**base, "split": "auto", "cache": "on", "cache_dir": str(folder / "cache")},
     }

@@ -11,15 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.joint_training import network, normed_network, spare_network
 from torch import nn
 
 from hapi.cli.shared.ranks import along
 from hapi.client.joint.ranks import ALONE, Ranks, part_of, part_size
 from hapi.errors import HapiError, OtherRankError, StoreError, UsageError
+from hapi.models.graph.layers import layered
 from hapi.train.distributed.batch_norm import has_batch_norm, synchronise
 from hapi.train.distributed.collected import Collected
 from hapi.train.distributed.group import is_lost_rank
 from hapi.train.distributed.launch import launched
+from hapi.train.distributed.unused import leaves_out
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import Measured, of_all_ranks
 from hapi.train.running_epoch import RunningEpoch
@@ -137,6 +140,32 @@ def test_batch_norm_is_found_and_synchronised_between_gpus_only() -> None:
     assert not has_batch_norm(nn.Sequential(nn.SyncBatchNorm(2)))
     with pytest.raises(UsageError, match="needs several ranks"):
         synchronise(layers, ALONE)
+
+
+class Numbers(nn.Module):
+    """A layer whose code needs the numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.detach().max())
+
+
+@pytest.mark.parametrize(
+    ("made", "unused"),
+    [
+        (network, False),
+        (normed_network, False),
+        (spare_network, True),
+        (lambda: nn.Sequential(*network(), Numbers()), True),
+    ],
+)
+def test_layers_that_may_leave_a_parameter_out_are_found(made: Any, unused: bool) -> None:
+    model = layered(made(), (3, 32, 32))
+    layers = model.segment(2, len(model), frozen=False)
+    before = {name: value.clone() for name, value in layers.state_dict().items()}
+    sample = torch.empty((2, *model.output_shapes()[2]), device="meta")
+    assert leaves_out(layers, sample) is unused
+    assert all(torch.equal(value, before[name]) for name, value in layers.state_dict().items())
+    assert all(parameter.grad is None for parameter in layers.parameters())
 
 
 @pytest.mark.parametrize(
