@@ -29,6 +29,7 @@ from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
 from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.joint.shared_plan import PlannedTogether, SharedPlan
+from hapi.client.joint.unshared import warn_of_unshared
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.tried_codecs import TriedCodecs
@@ -108,6 +109,8 @@ class Session(Closing):
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
+        self._has_begun = False
+        """True once an epoch was asked for."""
         self._ordered: tuple[EpochOrder, int, list[IntArray]] | None = None
         """Batches of the epoch that was asked for last, in its order."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
@@ -271,6 +274,9 @@ class Session(Closing):
         planned = self.batch_ids(epoch)
         if self.ranks.size > 1:
             planned = list(map(self.ranks.part, planned))
+        elif not self._has_begun:
+            warn_of_unshared(self.settings.trainers)
+        self._has_begun = True
         if not planned:
             raise UsageError(
                 "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
