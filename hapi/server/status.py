@@ -186,6 +186,10 @@ class Board:
         counts.served += use.served
         self._account(tenant, use)
 
+    def sent_pack(self, tenant: Tenant, nbytes: int) -> None:
+        """Count bytes of a pack that ``tenant`` was sent; they are in its account alone."""
+        self._account(tenant, Account(pack_bytes=nbytes))
+
     def _account(self, tenant: Tenant, use: Account) -> None:
         if self.accounts is not None:
             self.accounts.add(tenant.name, use)

@@ -14,8 +14,10 @@ from support.harness import server as running_server
 from support.http_tools import EXTRACT, SAMPLES, Known, exchange, until
 
 from hapi.errors import UsageError
+from hapi.repository.opening import open_model
 from hapi.server.tenants import accounting
 from hapi.server.tenants.accounting import COLUMNS, Account, Accounts
+from hapi.store.open import open_store
 
 NOON = 1_900_000_000.0
 DAY, NEXT = "2030-03-17", "2030-03-18"
@@ -35,7 +37,7 @@ def test_a_day_has_its_own_file(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "new" / "accounts"), "5e1f", clock=lambda: now[0])
     folder = tmp_path / "new" / "accounts"
     assert [path.name for path in folder.iterdir()] == [f"{DAY}-5e1f.csv"] and rows(folder) == []
-    use = Account(served=1, samples=4, sent_bytes=100, cost_seconds=0.25)
+    use = Account(served=1, samples=4, sent_bytes=100, cost_seconds=0.25, pack_bytes=7)
     for _ in range(2):
         accounts.add("vision", use)
     accounts.add("a,b", Account(shed=1))
@@ -43,9 +45,9 @@ def test_a_day_has_its_own_file(tmp_path: Path) -> None:
     accounts.add("vision", use)
     accounts.write()
     expected = [
-        (DAY, "5e1f", "a,b", "0", "1", "0", "0", "0.000000"),
-        (DAY, "5e1f", "vision", "2", "0", "8", "200", "0.500000"),
-        (NEXT, "5e1f", "vision", "1", "0", "4", "100", "0.250000"),
+        (DAY, "5e1f", "a,b", "0", "1", "0", "0", "0.000000", "0"),
+        (DAY, "5e1f", "vision", "2", "0", "8", "200", "0.500000", "14"),
+        (NEXT, "5e1f", "vision", "1", "0", "4", "100", "0.250000", "7"),
     ]
     assert [tuple(row[c] for c in COLUMNS) for row in rows(folder)] == expected
     assert list(accounts._days) == [NEXT], "days that are written and over take no memory"
@@ -117,15 +119,25 @@ def test_a_server_keeps_accounts(folder: Path, known: Known, tmp_path: Path) -> 
         assert ask("vision-secret", EXTRACT, known.extract()) == 200
         assert ask("leaving-secret", SAMPLES, known.samples()) == 200
         assert ask("leaving-secret", SAMPLES, known.samples([10**6])) == 404
+        pack = (
+            open_model(open_store(str(folder)), "pushed")
+            .manifest.packs[0]
+            .rsplit("/", 1)[1]
+            .partition(".")[0]
+        )
+        headers = {"Authorization": "Bearer vision-secret"}
+        packed = exchange(running.port, "GET", f"/v1/packs/{pack}", None, headers)
+        assert packed.status == 200
         tenants.write_text("vision: {token: vision-second}\n")
         running.process.send_signal(signal.SIGHUP)
         until(lambda: ask("vision-second", SAMPLES, known.samples()) == 200, 20, "a reload")
         assert running.stop() == 0
     totals: Counter[tuple[str, str]] = Counter()
     for row in rows(kept):  # of two days if it is midnight
-        for name in ("served", "samples", "sent_bytes"):
+        for name in ("served", "samples", "sent_bytes", "pack_bytes"):
             totals[row["tenant"], name] += int(row[name])
         assert float(row["cost_seconds"]) > 0 and row["shed"] == "0"
     assert totals["vision", "served"] == 2 and totals["vision", "samples"] == 7
     assert totals["leaving", "served"] == 1 and totals["leaving", "samples"] == 3
     assert totals["vision", "sent_bytes"] > 4 * 16384
+    assert totals["vision", "pack_bytes"] == len(packed.body) > 0 == totals["leaving", "pack_bytes"]

@@ -113,7 +113,7 @@ class Application:
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
-        self.packs = PackRoute(service, self._shed, self.metrics)
+        self.packs = PackRoute(service, self._shed, self.board.sent_pack, self.metrics)
         self._routes()
 
     def change_tenants(self, tenants: Tenants) -> None:

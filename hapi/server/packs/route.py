@@ -41,8 +41,15 @@ class PackLane(NamedTuple):
 class PackRoute:
     """Answers requests for packs. They take no slots of other requests."""
 
-    def __init__(self, service: Service, shed: Callable[[Tenant, str], None], metrics: Metrics) -> None:
-        self._service = service
+    def __init__(
+        self,
+        service: Service,
+        shed: Callable[[Tenant, str], None],
+        sent: Callable[[Tenant, int], None],
+        metrics: Metrics,
+    ) -> None:
+        """Answer for ``service``; the others are told of requests sent away, and of bytes sent to tenants."""
+        self._service, self._sent = service, sent
         self._metrics = metrics
         self._lanes = {
             peer: PackLane(
@@ -132,6 +139,7 @@ class PackRoute:
             lane.admission.sent(context.tenant, answer.sent - (stop - start))
             self._metrics.seconds.labels(messages.PACKS_PATH).observe(time.monotonic() - began)
             request[LOGGED] = {"bytes": answer.sent}
+            self._sent(context.tenant, answer.sent)
             if answer.dropped is not None:
                 self._metrics.dropped.labels(answer.dropped.reason).inc()
                 request[LOGGED]["dropped"] = str(answer.dropped)

@@ -41,6 +41,8 @@ class Account:
     """Bytes of their answers, those that broke off included."""
     cost_seconds: float = 0.0
     """Seconds of the scarcest resource, see :mod:`hapi.server.scheduling.costs`."""
+    pack_bytes: int = 0
+    """Bytes of stored models' packs, those that broke off included."""
 
     def add(self, more: Account) -> None:
         """Add ``more`` to it."""
@@ -49,6 +51,7 @@ class Account:
         self.samples += more.samples
         self.sent_bytes += more.sent_bytes
         self.cost_seconds += more.cost_seconds
+        self.pack_bytes += more.pack_bytes
 
 
 COLUMNS = ("day", "server", "tenant", *(f.name for f in fields(Account)))
@@ -126,7 +129,7 @@ class Accounts:
             for tenant, account in sorted(self._days.get(day, {}).items()):
                 cost = f"{account.cost_seconds:.6f}"
                 counts = (account.served, account.shed, account.samples, account.sent_bytes)
-                table.writerow((day, self._server, tenant, *counts, cost))
+                table.writerow((day, self._server, tenant, *counts, cost, account.pack_bytes))
         write_atomically(self._folder / f"{day}-{self._server}{part}.csv", text.getvalue().encode())
 
     def _today(self) -> str:
