@@ -6,16 +6,21 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, say, tell
 from hapi.cli.shared.numbers import DAY, count, seconds
 from hapi.cli.shared.steady_bar import SteadyBar
+from hapi.client.transport.addresses import ServerAddresses
+from hapi.client.transport.fleet_list import listed_servers
 from hapi.config.token import read_token
-from hapi.errors import UsageError
+from hapi.errors import TransportError, UsageError
 from hapi.paths import check_outputs
 from hapi.wire.messages import STATUS_PATH
+from hapi.wire.transport.base import Transport
 from hapi.wire.transport.http import HttpTransport
 from hapi.wire.transport.slow_server import AnswerLimits
 
@@ -42,7 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _observe_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "urls", metavar="URL", nargs="+", help="a server's address, such as http://store:8099"
+        "urls",
+        metavar="URL",
+        nargs="+",
+        help="a server's address, such as http://store:8099, or fleet+ a list's",
     )
     parser.add_argument(
         "--profile",
@@ -125,27 +133,40 @@ def _observe(args: argparse.Namespace) -> Any:
 
     check_outputs([("--out", args.out)], [("--profile", args.profile)])
     profile, job = load_recorded(args.profile)
-    token, urls = read_token(args.token_file), list(dict.fromkeys(args.urls))
-    limits = AnswerLimits.within(_STATUS_SECONDS)
-    transports = {
-        url: HttpTransport(
-            url, token=token, ca_file=args.ca_file, timeout=_STATUS_SECONDS, answer_limits=limits
-        )
-        for url in urls
-    }
-    statuses: dict[str, list[Any]] = {url: [] for url in urls}
+    transports = _servers(args.urls, read_token(args.token_file), args.ca_file)
+    statuses: dict[str, list[Any]] = {transport.url: [] for transport in transports}
     began, every = time.monotonic(), max(0.1, min(1.0, args.seconds / 4))
     try:
         while True:
             asked = time.monotonic()
-            for url, transport in transports.items():
-                statuses[url].append(reading_of(transport.call("GET", STATUS_PATH)))
-            if asked - began >= args.seconds:
+            is_last = asked - began >= args.seconds
+            for transport in transports:
+                readings = statuses[transport.url]
+                try:
+                    readings.append(reading_of(transport.call("GET", STATUS_PATH)))
+                except TransportError:  # what it did meanwhile shows in its next counts
+                    if is_last or not readings:
+                        raise
+            if is_last:
                 break
             time.sleep(min(every, max(0.0, began + args.seconds - time.monotonic())))
     finally:
-        for transport in transports.values():
+        for transport in transports:
             transport.close()
     found = observation_of(statuses, asked - began, profile, job)
     found.save(args.out)
     return found
+
+
+def _servers(urls: Sequence[str], token: str | None, ca_file: str | None) -> list[Transport]:
+    """Return transports to the servers, of a name with several addresses and of a fleet's list to each."""
+
+    def transport(url: str, address: str | None) -> HttpTransport:
+        limits = AnswerLimits.within(_STATUS_SECONDS)
+        return HttpTransport(
+            url, token=token, ca_file=ca_file, timeout=_STATUS_SECONDS, address=address, answer_limits=limits
+        )
+
+    listed = partial(listed_servers, ca_file=ca_file, timeout=_STATUS_SECONDS)
+    found = ServerAddresses(urls, transport, listed=listed).transports
+    return list({one.url: one for one in found}.values())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.fleets import a_job, a_profile
 from support.http_tools import EXTRACT, Known, exchange, make_store, served, until
+from support.tiny_http import answer, serving
 
 from hapi.cli.main import main
 
@@ -119,6 +120,32 @@ def test_a_running_server_is_observed(fleet: Path, capsys: pytest.CaptureFixture
         finally:
             over.set()
             asking.join()
+
+
+def test_servers_of_a_list_are_observed_and_may_be_away_for_a_moment(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, out = str(fleet.parent / "profile.json"), str(fleet.parent / "seen.json")
+    looks = 0
+
+    def status(connection: socket.socket, request: bytes) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 3):  # a kept connection that ends is tried once more
+            return False
+        tenant = {
+            "name": "ann", "served": 10 * looks, "sent_bytes": 100 * looks, "cost_seconds": 0.1, "expected_wait": 0.0,
+            "shed": {"full": 0},
+        }  # fmt: skip
+        queue = {"running": 1, "slots": 4, "queued": 0, "max_queued": 128}
+        document = {"server": "one", "queue": queue, "tenants": [tenant], "running": []}
+        return answer(json.dumps(document).encode())(connection, request)
+
+    with serving(status) as server, serving(answer(json.dumps({"servers": [server.url]}).encode())) as head:
+        command = ["simulate", "observe", f"fleet+{head.url}", "--profile", profile, "--out", out, "--json"]
+        assert main([*command, "--seconds", "0.4"]) == 0
+    (seen,) = json.loads(capsys.readouterr().out)["servers"]
+    assert seen["url"] == server.url and looks > 2 and seen["requests"] == 10 * (looks - 1)
 
 
 def test_a_server_that_is_absent_is_one_line(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,13 @@ def test_a_status_of_another_form_is_told() -> None:
         observation_of({"http://a": [{"queue": {}}]}, 1.0, a_profile(), a_job())
 
 
+def test_counts_of_two_processes_are_none() -> None:
+    """Of a server that was started anew, whose counts began at 0, and of a balancer."""
+    statuses = {"http://a": [{**a_status(10, 100), "server": "one"}, {**a_status(2, 20), "server": "two"}]}
+    with pytest.raises(BadRequestError, match="http://a: its counts are of several processes"):
+        observation_of(statuses, 1.0, a_profile(), a_job())
+
+
 def fluid(fleet: Fleet, profiles: Profiles) -> float:
     """A made-up machine: links, and requests one by one."""
     return 1 / (1 / (100 * fleet.efficiency) + fleet.seconds * fleet.overhead)

@@ -119,7 +119,7 @@ def reading_of(status: Any) -> dict[str, Any]:
     try:
         if max(len(status["tenants"]), len(status["running"])) > _MOST_LISTED:
             raise ValueError("more than a server tells")
-        return {name: status[name] for name in ("queue", "tenants", "running")}
+        return {name: status[name] for name in ("server", "queue", "tenants", "running")}
     except (KeyError, TypeError, ValueError) as error:
         raise _another_form(error) from None
 
@@ -140,8 +140,14 @@ def observation_of(
         job: of the same trainer.
 
     Raises:
-        BadRequestError: a document is of another form.
+        BadRequestError: a document is of another form, or of several processes.
     """
+    for url, documents in statuses.items():
+        if len({document.get("server") for document in documents}) > 1:
+            raise BadRequestError(
+                f"{url}: its counts are of several processes, as it was started anew or is a balancer; observe each "
+                "server itself, for a while in which it runs"
+            )
     try:
         running = [r for documents in statuses.values() for d in documents for r in d["running"]]
         seen = Counter(int(request["split"]) for request in running)
