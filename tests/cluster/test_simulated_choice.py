@@ -13,7 +13,7 @@ from hapi.cluster.simulation.training.choice import KnownServer, KnownServers, S
 from hapi.errors import TransportError
 
 COUNT = 7
-LISTED = ServerList.of([SimpleNamespace(name=f"s{number}") for number in range(COUNT)], "model")  # type: ignore[misc]
+LISTED = ServerList.of([SimpleNamespace(name=f"s{number}", alive=True) for number in range(COUNT)], "model")  # type: ignore[misc]
 
 
 class WholeList:
@@ -76,3 +76,40 @@ def test_the_index_chooses_as_the_whole_list(steps: list[tuple[int, float, bool,
             flying.append(
                 (chosen, chosen.asked(split, 8, now), plain.loads[chosen.number].asked(split, 8, now))
             )
+
+
+def test_a_server_that_is_gone_gets_one_request() -> None:
+    """As the client's does, which asks it by a thread of its own until it answers."""
+    servers: Any = [SimpleNamespace(name=name, alive=name != "gone") for name in ("one", "two", "gone")]
+    known, chosen, now = KnownServers(ServerList.of(servers, "model")), list[str](), 0.0
+
+    def requests() -> None:
+        """Three at a time."""
+        flying = [server for _ in servers if (server := known.choose(0, (), now)) is not None]
+        for server in flying:
+            server.end(now)
+            if not server.server.alive:
+                server.failed(TransportError("no answer"), now, 1.0)
+        chosen.extend(server.server.name for server in flying)
+
+    for _ in range(200):
+        now += 1.0
+        requests()
+    assert chosen.count("gone") == 1
+    servers[2].alive = True
+    for _ in range(20):
+        now += 1.0
+        requests()
+    assert chosen.count("gone") > 1
+
+
+def test_the_only_server_is_asked_again_and_again() -> None:
+    servers: Any = [SimpleNamespace(name="gone", alive=False)]
+    known, now = KnownServers(ServerList.of(servers, "model")), 0.0
+    for _ in range(5):
+        server = known.choose(0, (), now)
+        assert server is not None
+        server.end(now)
+        server.failed(TransportError("no answer"), now, 1.0)
+        assert known.choose(0, (), now) is None
+        now = known.well_at()

@@ -13,7 +13,7 @@ from hapi.client.transport.server_choice import ServerLoad, soonest
 from hapi.client.transport.server_pool import FIRST_PAUSE, LONGEST_PAUSE
 from hapi.client.transport.told_waits import MOST_ASKED
 from hapi.cluster.simulation.server import SimulatedServer
-from hapi.errors import HapiError
+from hapi.errors import HapiError, TransportError
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.rendezvous import ranking
 
@@ -30,6 +30,8 @@ class KnownServer(ServerLoad):
     failures: int = 0
     well_at: float = 0.0
     """Time before which it is left alone."""
+    absent: bool = False
+    """True since it could not be reached, until it is found again."""
 
     def failed(self, error: HapiError, now: float, factor: float) -> None:
         """Leave it alone for a while.
@@ -44,6 +46,16 @@ class KnownServer(ServerLoad):
         if error.retry_after is not None:
             pause = min(60.0, max(pause, error.retry_after))
         self.well_at = now + pause * factor
+        self.absent = self.absent or isinstance(error, TransportError)
+
+    def is_there(self, now: float) -> bool:
+        """Return whether requests may go to it; an absent one is asked when its pause is over, as the client does."""
+        if self.absent and self.well_at <= now:
+            self.absent = not self.server.alive
+            if self.absent:
+                self.failures += 1
+                self.well_at = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(16, self.failures - 1))
+        return not self.absent
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +98,9 @@ class KnownServers:
             tried: numbers of the servers that failed it.
             now: present time.
         """
-        well = [known for known in self._asked.values() if known.well_at <= now]
+        several = len(self._listed.servers) > 1  # the only one is asked by requests themselves
+        present = [known for known in self._asked.values() if not several or known.is_there(now)]
+        well = [known for known in present if known.well_at <= now]
         fresh = [known for known in well if known.number not in tried] if tried else well
         new = self._first_new(providers=split > 0)
         if new is not None:
@@ -108,7 +122,8 @@ class KnownServers:
 
     def others(self, known: KnownServer, now: float) -> list[KnownServer]:
         """Return the servers that were asked before and are well, but for ``known``."""
-        return [other for other in self._asked.values() if other is not known and other.well_at <= now]
+        others = (other for other in self._asked.values() if other is not known)
+        return [other for other in others if other.well_at <= now and not other.absent]
 
     def told_waits(self, tenant: Tenant) -> list[float]:
         """Return the wait that servers tell a new job of ``tenant`` now, as far as the client asks them."""
@@ -116,7 +131,7 @@ class KnownServers:
         return [server.admission.queue.lasting_wait(tenant) for server in asked if server.alive]
 
     def well_at(self) -> float:
-        """Return the time at which the next server is well, when all were asked."""
+        """Return the time at which the next server is well, or asked whether it is back, when all were asked."""
         return min(known.well_at for known in self._asked.values())
 
     def _first_new(self, *, providers: bool) -> KnownServer | None:
