@@ -40,7 +40,7 @@ def _overload(args: argparse.Namespace) -> Outcome:
 def _stragglers(args: argparse.Namespace) -> Outcome:
     from benchmarks.load.stragglers import StragglersSettings, measure_stragglers
 
-    settings = with_given(StragglersSettings(), args, servers="servers", requests="requests")
+    settings = with_given(StragglersSettings(), args, servers="servers", pairs="pairs", requests="requests")
     return outcome_of(measure_stragglers(settings, tell))
 
 
@@ -117,7 +117,8 @@ BENCHMARKS = (
         help="seconds of requests to several servers, of which one is ten times as slow (two cores, Linux)",
         options=(
             number("--servers", count(2, 16), "", "4"),
-            number("--requests", count(100, 1 << 20), "of each way, with and without the slow one", "1500"),
+            number("--pairs", count(1, 1000), "of runs of each way, with and without the slow one", "5"),
+            number("--requests", count(100, 1 << 20), "of each run", "400"),
         ),
         run=_stragglers,
     ),

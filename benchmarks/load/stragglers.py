@@ -3,6 +3,9 @@
 Four server processes on one half of the cores, the client in this process. The straggler is stopped and continued by
 signals, so that all that it does takes ten times as long. Requests come at random times, at a rate below what three
 servers can do: as a trainer asks whose own part is the slowest. Each is timed from when it is wanted.
+
+Runs with and without the straggler follow each other, in pairs whose order alternates: a machine that becomes slower
+meanwhile is as slow for both.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -54,8 +57,10 @@ class StragglersSettings:
     """Load to produce."""
 
     servers: int = 4
-    requests: int = 1500
-    """Requests of each way, with and without the straggler."""
+    pairs: int = 5
+    """Runs of each way, with and without the straggler."""
+    requests: int = 400
+    """Requests of each run."""
     slower: float = 10.0
     """Times that the straggler takes."""
     load: float = 0.4
@@ -68,12 +73,21 @@ class StragglersSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Times of one way's requests."""
+    """Times of a run's requests, or of those of several."""
 
     seconds: tuple[float, ...]
     """Ascending."""
     extra: int
     retries: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Waits]) -> Waits:
+        """Return those of several runs together."""
+        return cls(
+            seconds=tuple(sorted(seconds for run in runs for seconds in run.seconds)),
+            extra=sum(run.extra for run in runs),
+            retries=sum(run.retries for run in runs),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return percentiles and counts."""
@@ -82,17 +96,30 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two runs that followed each other."""
+
+    even: Waits
+    """Without the straggler."""
+    slow: Waits
+    """With it."""
+
+    @property
+    def ratio(self) -> float:
+        """99th percentile with it over that without."""
+        return percentile(self.slow.seconds, 0.99) / percentile(self.even.seconds, 0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stragglers:
-    """All ways of one run."""
+    """All ways of one benchmark."""
 
     settings: StragglersSettings
     conditions: dict[str, Any]
     alone: float
     """Seconds of a request on idle servers, in the middle."""
-    even: dict[str, Waits]
-    """Without the straggler, by way."""
-    slow: dict[str, Waits]
-    """With it."""
+    pairs: dict[str, list[Pair]]
+    """By way."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures; the goal is 1.3 at most 2 % extra requests."""
@@ -103,28 +130,27 @@ class Stragglers:
             "alone": self.alone,
             "ways": {
                 way: {
-                    "without": self.even[way].to_json(),
-                    "with": self.slow[way].to_json(),
-                    "p99_ratio": self._ratio(way),
+                    "without": Waits.of([pair.even for pair in pairs]).to_json(),
+                    "with": Waits.of([pair.slow for pair in pairs]).to_json(),
+                    "p99_ratios": [round(pair.ratio, 3) for pair in pairs],
+                    "p99_ratio": round(statistics.median(pair.ratio for pair in pairs), 3),
                 }
-                for way in self.even
+                for way, pairs in self.pairs.items()
             },
         }
 
     def table(self) -> list[str]:
         """Return the figures as lines for a person."""
         lines = [f"a request on idle servers {1e3 * self.alone:.1f} ms", ""]
-        for way in self.even:
-            for name, waits in (("without", self.even[way]), ("with", self.slow[way])):
-                found = waits.to_json()
-                times = "  ".join(f"{share} {1e3 * found[share]:7.1f} ms" for share in SHARES)
-                lines.append(f"{way:<20}{name:>8}  {times}  extra {waits.extra / len(waits.seconds):.2%}")
-            lines.append(f"{'':<28}  p99 with over without: {self._ratio(way):.2f}")
+        for way, found in self.to_json()["ways"].items():
+            for name in ("without", "with"):
+                waits = found[name]
+                times = "  ".join(f"{share} {1e3 * waits[share]:7.1f} ms" for share in SHARES)
+                extra = waits["extra"] / waits["requests"]
+                lines.append(f"{way:<20}{name:>8}  {times}  extra {extra:.2%}")
+            ratios = ", ".join(f"{ratio:.2f}" for ratio in found["p99_ratios"])
+            lines.append(f"{'':<28}  p99 with over without: {found['p99_ratio']:.2f}, the median of {ratios}")
         return lines
-
-    def _ratio(self, way: str) -> float:
-        with_it, without = (percentile(found[way].seconds, 0.99) for found in (self.slow, self.even))
-        return round(with_it / without, 3)
 
 
 def measure_stragglers(settings: StragglersSettings, tell: Callable[[str], None]) -> Stragglers:
@@ -145,15 +171,17 @@ def measure_stragglers(settings: StragglersSettings, tell: Callable[[str], None]
         client = _Client(settings, [url for _, url in started], token, document)
         alone = client.alone()
         rate = settings.load / alone
-        even: dict[str, Waits] = {}
-        slow: dict[str, Waits] = {}
-        for way in WAYS:
-            even[way] = client.run(way, rate)
-            with slowed(started[-1][0].pid, settings.slower):
-                slow[way] = client.run(way, rate)
-            tell(f"{way}: {slow[way].to_json()}")
+        pairs: dict[str, list[Pair]] = {way: [] for way in WAYS}
+        for number in range(settings.pairs):
+            for way in WAYS:
+                runs: dict[bool, Waits] = {}
+                for straggles in (False, True) if number % 2 == 0 else (True, False):
+                    with slowed(started[-1][0].pid, settings.slower) if straggles else nullcontext():
+                        runs[straggles] = client.run(way, rate)
+                pairs[way].append(Pair(even=runs[False], slow=runs[True]))
+                tell(f"pair {number + 1} of {settings.pairs}, {way}: {pairs[way][-1].ratio:.2f}")
         found = {**conditions(), "servers_and_client": bed.describe(), "rate": rate}
-        return Stragglers(settings=settings, conditions=found, alone=alone, even=even, slow=slow)
+        return Stragglers(settings=settings, conditions=found, alone=alone, pairs=pairs)
 
 
 @contextmanager
