@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from support import parsed
+from support.parsed import ROOT
+
 import hapi
 
-ROOT = Path(hapi.__file__).parents[1]
 PACKAGE = ROOT / "hapi"
 
 FLOORS = (
@@ -74,7 +76,7 @@ GENERATED_CODE = {"models/graph/segment.py"}
 @cache
 def modules() -> tuple[Path, ...]:
     """All source files of the package, relative to it."""
-    return tuple(sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")))
+    return tuple(path.relative_to(PACKAGE) for path in parsed.modules_of("hapi"))
 
 
 def room_of(module: Path) -> str:
@@ -84,14 +86,12 @@ def room_of(module: Path) -> str:
     return module.parts[0] if len(module.parts) > 1 else "ground"
 
 
-@cache
 def tree_of(module: Path) -> ast.Module:
-    return ast.parse((PACKAGE / module).read_text(encoding="utf-8"), filename=str(module))
+    return parsed.tree_of(PACKAGE / module)
 
 
-@cache
 def nodes_of(module: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(tree_of(module)))
+    return parsed.nodes_of(PACKAGE / module)
 
 
 @cache
@@ -175,15 +175,20 @@ def test_files_of_tests_are_divided() -> None:
 @cache
 def helpers_of_tests() -> dict[str, list[str]]:
     """Classes at the top of test files by their text, without their names and docstrings; and where each stands."""
-    found: dict[str, list[str]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, list[ast.stmt]]]] = {}
     for file in sorted((ROOT / "tests").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         for node in ast.parse(text).body if "\nclass " in text else ():
             if isinstance(node, ast.ClassDef):
                 body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-                content = "\n".join(ast.unparse(part) for part in body)
-                if content.count("\n") >= 3:
-                    found.setdefault(content, []).append(f"{file.name}: {node.name}")
+                parts = tuple(getattr(part, "name", type(part).__name__) for part in body)
+                alike.setdefault(parts, []).append((f"{file.name}: {node.name}", body))
+    found: dict[str, list[str]] = {}
+    for classes in alike.values():
+        for place, body in classes if len(classes) > 1 else ():  # text is made only of what may be the same
+            content = "\n".join(ast.unparse(part) for part in body)
+            if content.count("\n") >= 3:
+                found.setdefault(content, []).append(place)
     return found
 
 

@@ -14,11 +14,11 @@ from support.doc_commands import (
     named_flags,
     shell_commands,
 )
+from support.parsed import modules_of, nodes_of
 
 PAGES = [
     ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))
 ]  # fmt: skip
-MODULES = sorted((ROOT / "hapi").rglob("*.py")) + sorted((ROOT / "examples").rglob("*.py"))
 FOREIGN = {"--stop-timeout", "--no-python", "--nnodes"}
 """Flags of other programs."""
 
@@ -45,8 +45,8 @@ def test_the_flags_of_the_pages_exist() -> None:
 
 def test_the_programs_take_the_commands_of_the_docstrings() -> None:
     wrong = []
-    for module in MODULES:
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    for module in modules_of("hapi", "examples"):
+        for node in nodes_of(module):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "``" in node.value:
                 for command in named_commands(re.sub(r"``([^`]+)``", r"`\1`", node.value)):
                     if said := mistake(command, whole=False):

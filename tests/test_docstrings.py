@@ -6,15 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-import hapi
-
-ROOT = Path(hapi.__file__).parents[1]
-MODULES = sorted(path for room in ("hapi", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+from support.parsed import ROOT, modules_of, tree_of
 
 TRANSLATED = re.compile(r"(Of|What|Whatever|Who|Whoever|Whose|Whom|Nobody)\b")
 MOST_TRANSLATED = 10
@@ -53,7 +48,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 class Documented(NamedTuple):
-    """What the tests look at; the trees themselves would fill the memory of all later tests."""
+    """What the tests look at."""
 
     name: str
     """``path::name``."""
@@ -73,8 +68,8 @@ def _documented() -> tuple[Documented, ...]:
             isinstance(node, Definition),
             _arguments(node) if isinstance(node, Function) else None,
         )
-        for path in MODULES
-        for name, node, text in _names(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+        for path in modules_of("hapi", "benchmarks")
+        for name, node, text in _names(tree_of(path))
     )
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
-
-import hapi
-
-ROOT = Path(hapi.__file__).parents[1]
+from support.parsed import ROOT, modules_of, nodes_of
 
 TYPES = {
     "Mounted": "DatasetReader",
@@ -90,15 +86,9 @@ STAY = {
 }
 
 
-def sources() -> list[Path]:
-    """Every module of the package and of the benchmarks, relative to the checkout."""
-    found = [path for room in ("hapi", "benchmarks") for path in (ROOT / room).rglob("*.py")]
-    return sorted(path.relative_to(ROOT) for path in found)
-
-
-def names_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def names_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """The identifiers that a module makes up, with their lines; those that it only uses are another one's."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -121,11 +111,11 @@ def renamed(name: str) -> str | None:
 
 def test_no_renamed_word_is_an_identifier() -> None:
     found = set()
-    for module in sources():
-        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"), filename=str(module))
+    for path in modules_of("hapi", "benchmarks"):
+        module = path.relative_to(ROOT)
         found |= {
             f"{module}:{line}: {name!r} is called {better} now"
-            for name, line in ((module.stem, 1), *names_of(tree))
+            for name, line in ((module.stem, 1), *names_of(nodes_of(path)))
             if (better := renamed(name)) and (module.as_posix(), name) not in STAY
         }
     assert not found, "\n".join(sorted(found))
@@ -156,4 +146,4 @@ def test_no_page_names_a_renamed_class() -> None:
     ],
 )
 def test_names_are_those_that_a_module_makes_up(text: str, expected: set[str]) -> None:
-    assert {name for name, _ in names_of(ast.parse(text))} == expected
+    assert {name for name, _ in names_of(ast.walk(ast.parse(text)))} == expected

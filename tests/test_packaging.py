@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email.message import Message
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
+from support.parsed import ROOT, modules_of, nodes_of, tree_of
 from support.train_cli import refused
 
 import hapi
@@ -29,7 +30,6 @@ from hapi.cli.report import run as report
 from hapi.errors import UsageError
 from hapi.figures import canvas
 
-ROOT = Path(hapi.__file__).parents[1]
 LINKED = "See [the page](docs/training.md), ![chart](docs/a.png), [all](https://b.org) and [up](#top).\n"
 IMPORTS = {
     "PyYAML": "yaml",
@@ -179,14 +179,14 @@ def packages(extra: str) -> set[str]:
     }
 
 
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    """Top packages that the nodes below ``tree`` import, also by ``import_module("name")`` and ``find_spec``."""
-    for node in ast.walk(tree):
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Top packages that these nodes import, also by ``import_module("name")`` and ``find_spec``."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield str(node.module).partition(".")[0]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "find_spec")):
+        elif isinstance(node, ast.Call) and _last_name(node.func).endswith(("import_module", "find_spec")):
             yield from (str(a.value).partition(".")[0] for a in node.args[:1] if isinstance(a, ast.Constant))
 
 
@@ -194,34 +194,31 @@ def foreign(names: Iterator[str]) -> set[str]:
     return {name for name in names if name not in sys.stdlib_module_names and name != "hapi"}
 
 
-def trees() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "hapi").rglob("*.py"))
-    }
+def _last_name(node: ast.expr) -> str:
+    """The ``find_spec`` of ``importlib.util.find_spec``."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def at_import(tree: ast.Module) -> Iterator[str]:
     """Packages that importing the module needs."""
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imports_of(node)
+    return imports_of(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def test_everything_imported_is_declared() -> None:
     core = {imported_as(line) for line in project()["dependencies"]}
     extras = {name for extra in project()["optional-dependencies"] for name in packages(extra)}
-    for module, tree in trees().items():
+    for path in modules_of("hapi"):
+        module = str(path.relative_to(ROOT))
         # The rooms of a fleet are imported by those who have their extras.
         room = (
             {name for extra in ("ray", "simulate") for name in packages(extra)}
-            if "cluster" in str(module)
+            if "cluster" in module
             else set()
         )
-        assert foreign(at_import(tree)) <= core | room, (
+        assert foreign(at_import(tree_of(path))) <= core | room, (
             f"{module}: import what an extra brings where it is used"
         )
-        assert foreign(imports_of(tree)) <= core | extras, f"{module}: declare it in pyproject.toml"
+        assert foreign(imports_of(nodes_of(path))) <= core | extras, f"{module}: declare it in pyproject.toml"
 
 
 def test_every_extra_named_anywhere_exists() -> None:
