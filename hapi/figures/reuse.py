@@ -33,6 +33,8 @@ class ReuseCost:
     split: int
     codec: str
     seconds: float
+    last: float | None
+    """Seconds of the last epoch; None in older reports."""
     money: float
     received: int
     """Bytes."""
@@ -52,6 +54,7 @@ class ReuseCost:
             split=choice.integer("split"),
             codec=choice.inner("codec").text("name"),
             seconds=f.seconds("seconds"),
+            last=f.seconds("last_epoch_seconds") if f.has("last_epoch_seconds") else None,
             money=f.seconds("money"),
             received=f.integer("received_bytes"),
             on_disk=f.integer("kept_bytes"),
@@ -83,6 +86,10 @@ class ReusePart:
     priced: bool
     """True if anything had a price."""
     options: tuple[ReuseOption, ...]
+
+    def cost_of(self, mode: str) -> ReuseCost | None:
+        """Return the costs of ``mode``; None where it is not possible."""
+        return next((option.cost for option in self.options if option.mode == mode), None)
 
     @classmethod
     def of(cls, f: Fields) -> ReusePart:

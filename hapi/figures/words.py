@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from hapi.figures.reading import STAGES, Epoch, Run
+from hapi.figures.reading import STAGES, Epoch, PlanPart, Run
+from hapi.figures.reuse import mode_name
 from hapi.units import format_bytes, format_duration
 
 
@@ -55,20 +56,43 @@ def _choice(run: Run) -> Iterator[str]:
     elif plan.profile is None:
         yield f"The run ended before {plan.strategy} had a profile to choose from; it was at {where}."
     else:
-        chosen, job = plan.candidates[plan.split].estimate, plan.job
-        yield (
-            f"{plan.strategy} chose {where}: by estimate an epoch takes {format_duration(chosen.epoch_seconds)} "
-            f"there and {format_bytes(chosen.epoch_wire_bytes)} cross the network."
-        )
-        others = (("sending the stored samples", 0), ("splitting at the freeze", plan.profile.freeze))
-        for words, split in others:
-            seconds = plan.candidates[split].estimate.epoch_seconds
-            if split != plan.split and chosen.epoch_seconds > 0:
-                times = seconds / chosen.epoch_seconds
-                yield f"{words.capitalize()} would take {format_duration(seconds)} ({times:.2f}×)."
+        yield from _kept_choice(plan, where) or _split_choice(plan, where, plan.profile.freeze)
+        job = plan.job
         if job.memory_bytes is not None and not all(c.fits for c in plan.candidates):
             unfit = sum(not c.fits for c in plan.candidates)
             yield f"{unfit} of {len(plan.candidates)} splits do not fit the memory of {format_bytes(job.memory_bytes)}."
+
+
+def _split_choice(plan: PlanPart, where: str, freeze: int) -> Iterator[str]:
+    """Sentences about epochs that all cost the same."""
+    chosen = plan.candidates[plan.split].estimate
+    yield (
+        f"{plan.strategy} chose {where}: by estimate an epoch takes {format_duration(chosen.epoch_seconds)} "
+        f"there and {format_bytes(chosen.epoch_wire_bytes)} cross the network."
+    )
+    for words, split in (("sending the stored samples", 0), ("splitting at the freeze", freeze)):
+        seconds = plan.candidates[split].estimate.epoch_seconds
+        if split != plan.split and chosen.epoch_seconds > 0:
+            times = seconds / chosen.epoch_seconds
+            yield f"{words.capitalize()} would take {format_duration(seconds)} ({times:.2f}×)."
+
+
+def _kept_choice(plan: PlanPart, where: str) -> Sequence[str]:
+    """Sentences about a job whose later epochs use what is kept; none where nothing is."""
+    reuse = plan.reuse
+    cost = None if reuse is None or reuse.mode == "recompute" else reuse.cost_of(reuse.mode)
+    if reuse is None or cost is None:
+        return ()
+    epochs = f"{reuse.epochs} epoch{'' if reuse.epochs == 1 else 's'}"
+    last = "" if cost.last is None else f", the last of them {format_duration(cost.last)},"
+    choice = f"{plan.strategy} chose {where} and to keep {mode_name(reuse.mode)}"
+    takes = f"{format_duration(cost.seconds)}{last} and {format_bytes(cost.received)} cross the network"
+    found = [f"{choice}: by estimate {epochs} take {takes}."]
+    nothing = reuse.cost_of("recompute")
+    if nothing is not None and cost.seconds > 0:
+        times = nothing.seconds / cost.seconds
+        found.append(f"Keeping nothing would take {format_duration(nothing.seconds)} ({times:.2f}×).")
+    return found
 
 
 def _course(run: Run) -> Iterator[str]:

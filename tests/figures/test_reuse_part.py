@@ -70,6 +70,19 @@ def test_the_page_has_the_choice_its_alternatives_and_each_epoch() -> None:
     assert ">30</td>" in text and ">5</td>" in text
 
 
+def test_the_first_sentence_is_about_the_job_with_what_is_kept() -> None:
+    text = page(Run.from_json(report := document()))
+    reuse = report["plan"]["reuse"]
+    assert "and to keep features here: by estimate 12 epochs take" in text and ", the last of them " in text
+    assert "Keeping nothing would take" in text and "by estimate an epoch takes" not in text
+    for candidate in reuse["candidates"]:
+        if candidate["cost"] is not None:
+            del candidate["cost"]["last_epoch_seconds"]
+    assert "the last of them" not in page(Run.from_json(report))
+    reuse["mode"] = "recompute"
+    assert "by estimate an epoch takes" in page(Run.from_json(report))
+
+
 def test_the_page_draws_what_is_possible() -> None:
     priced, free = (page(Run.from_json(document(prices))) for prices in (PRICES, Prices()))
     label = "Costs of the job by what is kept: nothing, samples here, features here"
