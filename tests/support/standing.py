@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ class Standing:
     def __init__(self, store: Any, before: int, happens: Callable[[], object]) -> None:
         self._store, self._left, self._happens = store, before, happens
         self.stood = False
+        self._counting = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -24,8 +26,10 @@ class Standing:
             return found
 
         def operation(*arguments: Any, **named: Any) -> Any:
-            self._left -= 1
-            if self._left == -1:
+            with self._counting:
+                self._left -= 1
+                now = self._left == -1
+            if now:
                 self.stood = True
                 self._happens()
             return found(*arguments, **named)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from hapi.errors import DataError, NoRoomError, NotFoundError
+from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.journal import PUSHES, Journal, Needed
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
 from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, condemn, remove_dead_locks
@@ -35,6 +36,9 @@ from hapi.units import format_bytes
 
 if TYPE_CHECKING:
     from hapi.repository.packs.repacking import Rewrite
+
+_TOGETHER = 64
+"""Versions whose descriptions are in memory at a time: one of 1,000 tensors takes half a megabyte."""
 
 
 def collect_packs(
@@ -100,7 +104,7 @@ def _mostly_dead(store: ObjectStore, journal: Journal, going: Collection[str]) -
     from hapi.repository.packs.repacking import find_rewrites  # brings torch
 
     journal.refresh()
-    documents = [document for _, _, document in _documents(store, journal)]
+    documents = (document for _, _, document in _documents(store, journal))
     return find_rewrites(store, packs, documents, journal.needed.packs)
 
 
@@ -166,30 +170,49 @@ def _needed_by_models(store: ObjectStore, journal: Journal) -> Needed:
 
 
 def _documents(store: ObjectStore, journal: Journal) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Name, key and document of each version of all models; :class:`DataError` for one that cannot be read."""
-    for name, version in _versions(store, journal):
-        key = version_key(name, version)
-        try:
-            document = read_document(store, key)
-        except NotFoundError:
-            continue  # removed since it was listed, or written
-        if document.get("checksum") != document_checksum(document):
-            raise _unreadable(f"{store.url}/{key}")
-        yield name, key, document
+    """Name, key and document of each version of all models; :class:`DataError` for one that cannot be read.
+
+    Few of them are in memory at a time.
+    """
+    versions = _versions(store, journal)
+    for start in range(0, len(versions), _TOGETHER):
+        some = versions[start : start + _TOGETHER]
+        keys = [version_key(name, version) for name, version in some]
+        found = side_by_side(store, lambda key: _document(store, key), keys)
+        for (name, _), key, document in zip(some, keys, found, strict=True):
+            if document is not None:
+                yield name, key, document
 
 
-def _versions(store: ObjectStore, journal: Journal) -> Iterator[tuple[str, int]]:
+def _document(store: ObjectStore, key: str) -> Mapping[str, Any] | None:
+    """The document of a version; None for one that was removed since it was listed, or written."""
+    try:
+        document = read_document(store, key)
+    except NotFoundError:
+        return None
+    if document.get("checksum") != document_checksum(document):
+        raise _unreadable(f"{store.url}/{key}")
+    return document
+
+
+def _versions(store: ObjectStore, journal: Journal) -> list[tuple[str, int]]:
     """Versions that the store lists or the journal knows, with some that are gone."""
     known = journal.versions
-    for name in sorted({*model_names(store), *known}):
-        for version in sorted({*list_versions(store, name), *known.get(name, ())}):
-            yield name, version
+    names = sorted({*model_names(store), *known})
+    listed = side_by_side(store, lambda name: list_versions(store, name), names)
+    return [
+        (name, version)
+        for name, versions in zip(names, listed, strict=True)
+        for version in sorted({*versions, *known.get(name, ())})
+    ]
 
 
 def _existing(store: ObjectStore, journal: Journal) -> Mapping[str, list[int]]:
+    versions = _versions(store, journal)
+    exist = side_by_side(store, store.exists, [version_key(name, version) for name, version in versions])
     found: dict[str, list[int]] = {}
-    for name, version in _versions(store, journal):
-        if store.exists(version_key(name, version)):
+    for (name, version), exists in zip(versions, exist, strict=True):
+        if exists:
             found.setdefault(name, []).append(version)
     return found
 
