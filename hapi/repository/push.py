@@ -28,7 +28,7 @@ from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
 from hapi.repository.packs.hashing import HashProgress, hashed_layers
 from hapi.repository.packs.index import PackIndex
-from hapi.repository.packs.journal import next_version, written_versions
+from hapi.repository.packs.journal import next_version, note_name, written_versions
 from hapi.repository.packs.layout import HashedLayer, PackPlanner, WritePlan, fits_pack, plan_packs
 from hapi.repository.packs.mending import mend
 from hapi.repository.packs.place import pack_id, pack_key
@@ -290,6 +290,8 @@ def _append(
         if newest is not None and newest.packs == manifest.packs and _same(newest, draft):
             return newest, False
         number = next_version(store, manifest.name) if newest is None else newest.version + 1
+        if newest is None:
+            note_name(store, manifest.name)
         following = manifest.numbered(number)
         push.writes(following.name, number)
         if store.put_new(following.key, following.to_bytes()):

@@ -1,4 +1,6 @@
-"""Headers of a remote store's packs that this machine has read: a pack's id is the digest of its header."""
+"""Headers of a remote store's packs that this machine has read, or that the store has together: a pack's id is the
+digest of its header.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from hapi.models.graph.digest import content_digest
 from hapi.repository.known.record_log import RecordLog
+from hapi.repository.known.shared_heads import LEAST, SharedHeads
 from hapi.repository.packs.place import pack_id
 from hapi.store.base import ObjectStore
 
@@ -23,15 +26,22 @@ def known_heads(
         sizes: bytes of each pack by key, as the store lists them now: of what is gone nothing is returned.
         read: reads the beginnings of packs in the store.
     """
-    log = RecordLog.of(store, "packs")
-    if log is None:
+    if store.local_path("packs") is not None:
         return read(store, sizes)
-    records = log.read()
-    known = {key: records[pack_id(key)] for key in sizes if pack_id(key) in records}
-    missing = {key: size for key, size in sizes.items() if key not in known}
+    log, keys = RecordLog.of(store, "packs"), {pack_id(key): key for key in sizes}
+    records = {} if log is None else log.read()
+    known = {pack: records[pack] for pack in keys if pack in records}
+    shared = SharedHeads(store, keys.keys())
+    reads = len(keys) - len(known) >= LEAST or shared.is_behind
+    together = shared.read() if reads else {}
+    missing = {key: sizes[key] for pack, key in keys.items() if pack not in known and pack not in together}
     found = read(store, missing) if missing else {}
-    log.append({pack_id(key): header for key, header in _sound(found).items()})
-    return known | found
+    new = {pack_id(key): header for key, header in _sound(found).items()}
+    if reads:
+        shared.add(known | new)
+    if log is not None:
+        log.append({**{pack: header for pack, header in together.items() if pack not in known}, **new})
+    return {keys[pack]: header for pack, header in (together | known).items()} | found
 
 
 def keep_heads(store: ObjectStore, headers: Mapping[str, bytes]) -> None:

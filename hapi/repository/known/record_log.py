@@ -63,7 +63,7 @@ class RecordLog:
 
     def append(self, records: Mapping[str, bytes]) -> None:
         """Add records, and cut off what is no whole one before them."""
-        data = b"".join(_record(name.encode(), value) for name, value in records.items())
+        data = encoded(records)
         if not data or len(data) > self._max_bytes:
             return
         with suppress(OSError):
@@ -114,6 +114,16 @@ class KnownRecords:
     ) -> None:
         if self._log is not None:
             self._log.append(self._new)
+
+
+def encoded(records: Mapping[str, bytes]) -> bytes:
+    """Return records one after another, as a file has them."""
+    return b"".join(_record(name.encode(), value) for name, value in records.items())
+
+
+def decoded(data: bytes) -> dict[str, bytes]:
+    """Return the records up to the first one that is not sound."""
+    return _parsed(data)[0]
 
 
 def _record(name: bytes, value: bytes) -> bytes:

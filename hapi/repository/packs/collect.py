@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from hapi.errors import DataError, NoRoomError, NotFoundError
+from hapi.repository.known.shared_heads import forget_heads
 from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.journal import PUSHES, Journal, Needed
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
@@ -76,6 +77,8 @@ def collect_packs(
         gone = _remove_garbage(store, journal, lease) + _packed_anew(store, journal, lease, note)
         lease.check()
         journal.sum_up(lambda: _existing(store, journal))
+        if not store.list_keys(PACKS):
+            forget_heads(store)
         return gone
 
 

@@ -6,6 +6,7 @@
                                               {"moved", "digest", "packs"}: key and digest of a version, and the packs
                                               that it uses from now on
     STORE/repository/pushes/ID.lock           held while the push runs
+    STORE/repository/names/NAME.json          there before the first version of NAME is, and for ever
 
 A store's listing may be behind: Swift's lacks what was written while a node was down. An object is found by its key all
 the same. So the journal is read by number, from each that is listed until one is missing, and a collection sees each
@@ -87,8 +88,18 @@ def moved_entry(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"moved": key, "digest": document.get("digest"), "packs": document["packs"]}
 
 
+def note_name(store: ObjectStore, name: str) -> None:
+    """Note that there may be versions of ``name`` from now on."""
+    store.put_new(_name_key(name), json.dumps({"name": name}).encode())
+
+
 def written_versions(store: ObjectStore, name: str) -> list[int]:
-    """Return the versions of ``name`` that pushes wrote and that are there, in order, whatever the listing has."""
+    """Return the versions of ``name`` that pushes wrote and that are there, in order, whatever the listing has.
+
+    Nothing is read for a name that was never pushed.
+    """
+    if not store.exists(_name_key(name)):
+        return []
     with KnownEntries(store) as known:
         journal = Journal(store, known)
         journal.read()
@@ -238,6 +249,10 @@ class Journal:
 def _listed(store: ObjectStore) -> list[int]:
     stems = (key.removeprefix(f"{JOURNAL}/").removesuffix(".json") for key in store.list_keys(JOURNAL))
     return [int(stem) for stem in stems if _NUMBER.fullmatch(stem)]
+
+
+def _name_key(name: str) -> str:
+    return f"repository/names/{check_name(name, 'name')}.json"
 
 
 def _key(number: int) -> str:
