@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from support.harness import server
-from support.http_tools import EXTRACT, Known, check_problem, exchange, make_store, metric, until
+from support.http_tools import EXTRACT, Answer, Known, check_problem, exchange, make_store, metric, until
 
 pytestmark = pytest.mark.slow
 
@@ -78,4 +79,25 @@ def test_a_second_signal_ends_it_at_once(folder: Path, tmp_path: Path) -> None:
         until(lambda: exchange(running.port, "GET", "/readyz").status == 503, 20, "a lame duck")
         check_problem(exchange(running.port, "GET", "/readyz"), 503, "shutting down")
         running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(240) == 0
+
+
+def test_a_request_that_a_limit_holds_back_is_sent_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """Nothing runs, so the drain is over at once; what waits is told so, and not cut off."""
+    known, tenants, found = Known(folder), tmp_path / "tenants.yaml", list[Answer]()
+    tenants.write_text(
+        "slow: {token: slow-secret, bytes_per_second: 1}\noperators: {token: operators-secret}\n"
+    )
+    slow, operators = ({"Authorization": f"Bearer {name}-secret"} for name in ("slow", "operators"))
+    with server(folder, "--tenants", str(tenants), log=tmp_path / "log") as running:
+        assert exchange(running.port, "POST", EXTRACT, known.extract(), slow).status == 200
+        waits = threading.Thread(
+            target=lambda: found.append(exchange(running.port, "POST", EXTRACT, known.extract(), slow))
+        )
+        waits.start()
+        queue = lambda: exchange(running.port, "GET", "/v1/status", None, operators).json()["queue"]  # noqa: E731
+        until(lambda: queue()["queued"] == 1 and queue()["running"] == 0, 60, "a request that waits")
+        running.process.send_signal(signal.SIGTERM)
+        waits.join(240)
+        check_problem(found[0], 503, "shutting down; ask another one")
         assert running.process.wait(240) == 0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hapi.errors import BusyError, DeadlineError, HapiError
+from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError
 from hapi.server.scheduling.admission import Admission, Slot
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.scheduling.service_rate import ENOUGH_COMPLETED
@@ -54,6 +54,29 @@ def test_refuses_beyond_the_queue_with_a_time_to_return() -> None:
         release.set()
         await asyncio.gather(*tasks)
         assert admission.running == 0
+
+    asyncio.run(scenario())
+
+
+def test_all_that_wait_are_sent_away_and_what_runs_goes_on() -> None:
+    async def scenario() -> None:
+        admission = Admission(slots=1, max_queued=5)
+        release, done = asyncio.Event(), list[str]()
+
+        async def hold(tenant: Tenant) -> None:
+            async with admission.slot(tenant, 1.0, 10):
+                await release.wait()
+            done.append(tenant.name)
+
+        tasks = [asyncio.create_task(hold(tenant)) for tenant in (A, A, B)]
+        await asyncio.sleep(0)
+        admission.send_away(DrainingError("the end"))
+        admission.send_away(DrainingError("the end"))
+        assert (admission.running, admission.queued) == (1, 0)
+        release.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), DrainingError, DrainingError] and done == ["a"]
+        assert (admission.running, admission.queued) == (0, 0)
 
     asyncio.run(scenario())
 

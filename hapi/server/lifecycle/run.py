@@ -18,7 +18,7 @@ from aiohttp import web
 
 from hapi.allocator import give_back_freed_memory
 from hapi.config.settings import checked
-from hapi.errors import UsageError
+from hapi.errors import DrainingError, UsageError
 from hapi.process.telemetry import open_telemetry
 from hapi.process.threads import Threads, Work
 from hapi.server.http.app import Application
@@ -221,6 +221,11 @@ async def _drain(application: Application, at_once: asyncio.Event) -> None:
     deadline = time.monotonic() + seconds
     while application.running and time.monotonic() < deadline and not at_once.is_set():
         await asyncio.sleep(0.05)
+    for admission in (
+        application.admission,
+        *application.packs.admissions,
+    ):  # that a limit of their own held back
+        admission.send_away(DrainingError("the server is shutting down; ask another one"))
     log.info("stopped", extra={"cut_off": application.running})
     tell_left_out(at_once=True)
 

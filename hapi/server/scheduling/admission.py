@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from hapi.errors import BusyError, DeadlineError
+from hapi.errors import BusyError, DeadlineError, HapiError
 from hapi.server.scheduling.fair_queue import FairQueue, Tenant, Ticket
 from hapi.server.scheduling.refusals import queue_full, too_late
 
@@ -85,6 +85,13 @@ class Admission:
         """Return the seconds that each request of a new job of ``tenant`` would wait."""
         with self._lock:
             return self._queue.lasting_wait(tenant)
+
+    def send_away(self, error: HapiError) -> None:
+        """End all that wait with ``error``."""
+        for ticket in [ticket for ticket in self._granted if ticket.state == "waiting"]:
+            with self._lock:
+                self._queue.leave(ticket)
+            self._tell(ticket, error)
 
     def pressed(self) -> bool:
         """Return whether a request waits that would begin if a slot were free."""
@@ -195,7 +202,7 @@ class Admission:
         if wake < math.inf:
             self._alarm = asyncio.get_running_loop().call_later(wake - now, self._move_on)
 
-    def _tell(self, ticket: Ticket, error: BusyError | None) -> None:
+    def _tell(self, ticket: Ticket, error: HapiError | None) -> None:
         granted = self._granted[ticket]
         if (
             granted.done()
