@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.planning_tools import FREEZE, JOB, World, best_of, planning_in, run_epoch, truth
 
+from hapi.client.planning import reuse_choice
 from hapi.client.planning.cache_facts import CacheFacts, KeptAt
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.profiler.reuse.choose import choose_reuse
@@ -108,6 +109,36 @@ def test_small_gains_do_not_change_the_choice() -> None:
         changes += reuse.choose(drifted, JOB, splits)
     assert first is not None and reuse.plan is not None
     assert (reuse.plan.mode, reuse.plan.cut) == (first.mode, first.cut) and changes <= 2
+
+
+def test_rates_that_hardly_move_ask_for_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass that reads the disk measures it anew; a choice takes tenths of a second."""
+    profile, read, share, made = truth(), [1e9], [1.0], list[object]()
+    choose = reuse_choice.choose_reuse
+    monkeypatch.setattr(
+        reuse_choice, "choose_reuse", lambda *given, **more: (made.append(given), choose(*given, **more))[1]
+    )
+
+    def facts() -> ReuseFacts:
+        kept = (KeptShare(cut=FREEZE, share=share[0]),)
+        codec = CodecCost(name="planes", ratio=1.2, encode=1e9, decode=read[0])
+        codecs = (CutCodecs(cut=FREEZE, codecs=(codec,)),)
+        return ReuseFacts(client=replace(DISK, read=read[0]), client_kept=kept, codecs=codecs)
+
+    reuse, splits = ReuseChooser(facts), range(FREEZE + 1)
+    assert reuse.choose(profile, JOB, splits)
+    for step in range(9):
+        read[0] = 1e9 * (0.99 if step % 2 else 1.01) ** (step + 1)
+        assert not reuse.choose(profile, JOB, splits) and len(made) == 1
+    for changed in (0.85e9, 0.85e9 * 0.95, 0.85e9 * 0.89):  # slow changes add up
+        read[0] = changed
+        reuse.choose(profile, JOB, splits)
+    assert len(made) == 3
+    share[0] = 0.99
+    reuse.choose(profile, JOB, splits)
+    reuse.choose(replace(profile, notes=("anew",)), JOB, splits)
+    reuse.choose(replace(profile, notes=("anew",)), JOB, splits[:-1])
+    assert len(made) == 6
 
 
 def test_a_choice_that_is_not_possible_any_more_is_left() -> None:

@@ -22,7 +22,7 @@ from hapi.client.caching.fill_forecast import FillForecast
 from hapi.client.caching.filling import ComputedRows, Filling, rows_where
 from hapi.client.caching.keys import Refusal, ServerCode, codes_of, feature_key, rounding_at, view_of
 from hapi.client.caching.sources import PassFeatures, in_part
-from hapi.client.caching.training_features import TrainingFeatures
+from hapi.client.caching.training_features import TrainingFeatures, probe_ahead
 from hapi.client.job_context import JobContext
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.tried_codecs import TriedCodecs
@@ -92,7 +92,7 @@ class Keeping(Closing):
         self._trusted = True
         self.cut = job_context.last_split
         """Layer whose outputs are kept."""
-        self.fills = self._always or settings.epochs > (job_context.views or 1)
+        self.fills = self._worthwhile = self._always or settings.epochs > (job_context.views or 1)
         """True while features that are computed are kept."""
         self._codec: str | None = None
         """Codec that the plan has chosen for what is kept; None before there is a plan."""
@@ -108,6 +108,8 @@ class Keeping(Closing):
             """Why features may not be kept at all, by whether they are of the validation samples."""
             if self._always and self.refusals:
                 raise UsageError(f"--cache on: features cannot be kept: {next(iter(self.refusals.values()))}")
+            if job_context.strategy is not None and self._worthwhile and not self.refusal:
+                probe_ahead(job_context.cache_folder)
         except BaseException:
             self.close()
             raise
@@ -281,8 +283,7 @@ class Keeping(Closing):
 
     def rates(self) -> DiskRates:
         """Return the rates of the disk that features of training samples are kept on, as measured or by a probe."""
-        caches = self.training.of().values()
-        return next((cache.probed_rates() for cache in caches), DiskRates(None, None))
+        return self.training.rates(probe=self._worthwhile)
 
     @property
     def server_room(self) -> CacheRoom | None:

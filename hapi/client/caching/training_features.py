@@ -6,14 +6,17 @@ has one too.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hapi.arrays import IntArray
+from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
+from hapi.cache.folder import CacheFolder
 from hapi.client.caching.keys import rounding_at
 from hapi.client.job_context import JobContext
 from hapi.client.planning.cache_facts import KeptAt, Shares
@@ -78,6 +81,23 @@ class TrainingFeatures:
                 for at, cache in self._of(key).items():
                     found.setdefault(at, []).append(cache)
         return {at: _Together(caches, views) for at, caches in found.items()}
+
+    def rates(self, *, probe: bool) -> DiskRates:
+        """Return the rates of their disk as measured; None for what was not.
+
+        Args:
+            probe: measure it for that alone, too. Where something is kept this is done in any case.
+        """
+        for cache in self.of().values():
+            wanted = probe or cache.share(self._job_context.training_ids) > 0
+            return cache.probed_rates() if wanted else cache.rates()
+        return DiskRates(None, None)
+
+
+def probe_ahead(folder: CacheFolder | None) -> None:
+    """Begin to measure the disk of ``folder``, so that the first plan need not wait for it."""
+    if folder is not None:
+        threading.Thread(target=folder.probed_rates, name="hapi-cache-probe", daemon=True).start()
 
 
 class _Together:

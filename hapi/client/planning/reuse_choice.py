@@ -15,6 +15,24 @@ from hapi.profiler.stages.alternation import Alternation
 
 HYSTERESIS = 0.05
 """Part of what is left of the job that another choice must save to be taken."""
+SAME_RATE = 0.1
+"""Part by which a measured rate may differ from that of the last choice without another one being looked for: rates
+of a disk and of codecs move with every pass that uses them."""
+
+
+def nearly_equal(one: Any, other: Any) -> bool:
+    """Return whether facts are the same, but for rates and ratios that differ by no more than :data:`SAME_RATE`."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= SAME_RATE * max(abs(one), abs(other))
+    if isinstance(one, Profile | KeptShare) or type(one) is not type(other):
+        return bool(one == other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(nearly_equal, one, other))
+    if dataclasses.is_dataclass(one):
+        return all(
+            nearly_equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
+        )
+    return bool(one == other)
 
 
 class ReuseChooser:
@@ -65,13 +83,11 @@ class ReuseChooser:
         """
         facts = self._facts()
         before, grounds = self.plan, (profile, facts, tuple(splits))
-        known = before is not None and self._grounds == grounds
-        self._grounds = grounds
         self._last, self._profile, self._job = facts, profile, job
-        if (
-            known
-        ):  # what is worth its while for more epochs is so for fewer, unless something else has changed
+        # What is worth its while for more epochs is so for fewer, unless something else has changed.
+        if before is not None and nearly_equal(self._grounds, grounds):
             return False
+        self._grounds = grounds
         found = choose_reuse(
             profile,
             job,
