@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +104,8 @@ def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE
     """Measure the disk of ``folder`` with a file that is removed again.
 
     Every megabyte that is written is brought to the disk before the next one; what is read back was dropped from the
-    page cache before, where the system can be told.
+    page cache before, where the system can be told. The second half of the time counts: what comes first may go into a
+    buffer, or be what a bounded rate lets pass at once.
 
     Args:
         folder: where to measure; the nearest folder above it that exists, if it does not.
@@ -116,7 +117,7 @@ def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE
     """
     folder = folder.absolute()
     nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
-    read, write = RateMeter(), RateMeter()
+    reads, writes = list[_Transfer](), list[_Transfer]()
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=nearest, buffering=0) as file:
         descriptor = file.fileno()
         piece = os.urandom(min(_PIECE, max(1, nbytes)))  # a disk may shorten what repeats
@@ -125,7 +126,7 @@ def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE
             started = time.monotonic()
             written = os.pwrite(descriptor, piece, done)
             os.fsync(descriptor)
-            write.add(written, time.monotonic() - started)
+            writes.append(_Transfer(written, started, time.monotonic()))
             done += written
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -134,5 +135,20 @@ def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE
             if start and time.monotonic() >= deadline:
                 break
             started = time.monotonic()
-            read.add(len(os.pread(descriptor, _PIECE, start)), time.monotonic() - started)
-    return DiskRates(read.rate, write.rate)
+            reads.append(_Transfer(len(os.pread(descriptor, _PIECE, start)), started, time.monotonic()))
+    return DiskRates(_late_rate(reads), _late_rate(writes))
+
+
+class _Transfer(NamedTuple):
+    nbytes: int
+    began: float
+    ended: float
+
+
+def _late_rate(done: Sequence[_Transfer]) -> float | None:
+    """Bytes a second of those that began in the second half of the time, at least of the last one."""
+    meter = RateMeter()
+    for one in done:
+        if one is done[-1] or one.began >= (done[0].began + done[-1].ended) / 2:
+            meter.add(one.nbytes, one.ended - one.began)
+    return meter.rate

@@ -304,7 +304,8 @@ class RecordCache(Closing):
         rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
         while len(rows):
             if self._writer is None:
-                self._writer = self._new_segment(int(lengths[rows[0]]))
+                with self.puts.writing(0):  # a full journal holds up whoever makes a file, or names it
+                    self._writer = self._new_segment(int(lengths[rows[0]]))
                 if self._writer is None:
                     self._full_until = time.monotonic() + _FULL_SECONDS
                     return
@@ -313,12 +314,19 @@ class RecordCache(Closing):
             rows = rows[len(part) :]
             if len(part):
                 starts, began, end = samples.offsets[:-1][part], time.monotonic(), writer.end
-                held = writer.append(
-                    samples.ids[part], samples.labels[part], samples.data, starts, lengths[part], codecs[part]
-                )
-                if self._behind:
-                    begin_writing(writer.descriptor, end, writer.end - end)
-                self.puts.put(int(lengths[part].sum()), began)
+                nbytes = int(lengths[part].sum())
+                with self.puts.writing(nbytes):
+                    held = writer.append(
+                        samples.ids[part],
+                        samples.labels[part],
+                        samples.data,
+                        starts,
+                        lengths[part],
+                        codecs[part],
+                    )
+                    if self._behind:
+                        begin_writing(writer.descriptor, end, writer.end - end)
+                self.puts.put(nbytes, began)
                 self._catalogue.add(number, held)
             if len(rows) or number not in self._catalogue:  # which is gone
                 if self._behind:
@@ -352,8 +360,9 @@ class RecordCache(Closing):
         try:
             dropped = self._catalogue.dropped(number)
             if writer.records > len(dropped) and number in self._catalogue:
-                writer.finish(dropped)
-                path = self.folder.seal(self.path, token)
+                with self.puts.writing(0):
+                    writer.finish(dropped)
+                    path = self.folder.seal(self.path, token)
                 fcntl.flock(writer.descriptor, fcntl.LOCK_UN)
                 whole = True
                 self._catalogue.sealed(number, path)

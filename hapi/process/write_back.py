@@ -24,7 +24,10 @@ _CALL = _system_call()
 
 
 def begin_writing(descriptor: int, start: int, count: int) -> None:
-    """Let the kernel begin to write these bytes, where it can be told. Errors come when the file is synchronized."""
+    """Let the kernel begin to write these bytes, where it can be told; it waits for a disk that has very much to do.
+
+    Errors come when the file is synchronized.
+    """
     _sync(descriptor, start, count, _WRITE)
 
 

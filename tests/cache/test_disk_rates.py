@@ -185,6 +185,20 @@ def test_the_probe_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 1 <= len(written) <= 3 and rates.write == pytest.approx((1 << 20) / 0.04)
 
 
+def test_what_a_disk_takes_at_once_first_is_not_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = [0.0], list[int]()
+
+    def fsync(descriptor: int) -> None:
+        written.append(descriptor)
+        now[0] += 0.001 if len(written) <= 3 else 0.05
+
+    monkeypatch.setattr(disk_rates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert measure_disk(tmp_path).write == pytest.approx((1 << 20) / 0.05)
+
+
 def test_a_probe_that_cannot_write_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

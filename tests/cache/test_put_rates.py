@@ -112,6 +112,22 @@ def test_a_put_may_not_go_on_where_too_much_is_on_its_way(
     assert waits == [True] and not disk.rates.waits_now
 
 
+def test_a_write_that_the_kernel_holds_up_is_a_wait(disk: Disk) -> None:
+    """The page cache takes no more than the disk writes: 400 bytes in 4 s, nearly all of them inside of writes."""
+    for seconds in (0.05, 3.65):
+        with disk.rates.writing(200):
+            disk.now += seconds
+            assert disk.rates.held_up_seconds == pytest.approx(max(0.0, seconds - 0.1), abs=1e-3)
+        disk.rates.put(200, disk.now - seconds)
+    assert disk.rates.waited_seconds == disk.rates.held_up_seconds == pytest.approx(3.55, abs=1e-3)
+    disk.wait(0.3)
+    assert disk.rates.at_work.rate == pytest.approx(400 / 4)
+    assert disk.rates.held_up_seconds == pytest.approx(3.85, abs=1e-3)
+    disk.put(100, 1.0)
+    disk.wait(0.3)  # which is less than half of this segment's time
+    assert disk.rates.at_work.rate == pytest.approx(400 / 4)
+
+
 def test_a_cache_behind_hands_its_bytes_to_the_disk_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.feature_tools import COUNT, content, features_at, labels
 
+from hapi.cache import records
 from hapi.cache.features import FeatureCache
 from hapi.cache.writing import put_rates
 from hapi.cache.writing.record_codec import PassTimes
@@ -56,6 +57,25 @@ def test_an_epochs_end_leaves_the_line_to_the_next_one(cache: FeatureCache, disk
         assert 0 < int(cache.held(np.arange(COUNT)).sum()) < COUNT, (
             "a segment is full, and the disk has it not"
         )
+        disk.set()
+        filling.flush([cache], last=True)
+        assert cache.held(np.arange(COUNT)).all()
+    finally:
+        disk.set()
+        filling.close()
+
+
+def test_an_epochs_end_leaves_a_writer_that_the_kernel_holds_up(
+    cache: FeatureCache, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page cache has as much as the disk may owe it: a write ends when some of that is on the disk."""
+    monkeypatch.setattr(records, "begin_writing", lambda *_: disk.wait(240))
+    filling = Filling(Tracer())
+    try:
+        for first in range(0, COUNT, 5):
+            offer(filling, cache, first, 5)
+        filling.flush([cache])
+        assert not cache.held(np.arange(COUNT)).all() and not disk.is_set()
         disk.set()
         filling.flush([cache], last=True)
         assert cache.held(np.arange(COUNT)).all()

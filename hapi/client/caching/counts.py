@@ -20,6 +20,8 @@ class KeptCounts:
         """Samples whose features came into the cache."""
         self.skipped = 0
         """Samples whose features were computed and not kept."""
+        self.known = 0
+        """Samples whose features were computed, and had come into the cache meanwhile."""
         self.bytes_read = 0
         self.bytes_written = 0
         """Bytes of the features that came into the cache, before they were encoded."""
@@ -40,13 +42,14 @@ class KeptCounts:
             self.bytes_read += nbytes
             self.read_seconds += seconds
 
-    def wrote(self, kept: int, nbytes: int, skipped: int) -> None:
+    def wrote(self, kept: int, nbytes: int, skipped: int, known: int = 0) -> None:
         """Count features that were offered to the cache.
 
         Args:
             kept: samples that came into it.
             nbytes: bytes of their features.
             skipped: samples that did not.
+            known: samples that were in it already.
         """
         with self._lock:
             self.kept += kept
@@ -54,6 +57,7 @@ class KeptCounts:
                 self.kept_at = time.monotonic()
             self.bytes_written += nbytes
             self.skipped += skipped
+            self.known += known
 
     def to_json(self) -> Mapping[str, float]:
         """Return the counters by their names in a run's report."""

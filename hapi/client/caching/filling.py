@@ -7,7 +7,6 @@ misses them, computes them again and may keep them then.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Iterable
@@ -29,7 +28,7 @@ from hapi.trace import Tracer
 FLUSH_SECONDS = 30.0
 """Longest time for which a flush waits for the writer."""
 GRACE_SECONDS = 0.25
-"""Seconds of a wait for the disk from which on it counts as slow."""
+"""Seconds for which the disk holds up the writer at an epoch's end, from which on it counts as slow."""
 _LOOK_SECONDS = 0.02
 
 
@@ -78,11 +77,10 @@ class Filling:
         with contextlib.ExitStack() as hurried:
             for one in puts:
                 hurried.enter_context(one.hurried(sys.maxsize) if last else one.hurried())
-            waits_since = math.inf
+            before = sum(one.held_up_seconds for one in puts)
             while not self._line.wait(_LOOK_SECONDS):
-                now = time.monotonic()
-                waits_since = min(waits_since, now) if any(one.waits_now for one in puts) else math.inf
-                if now >= deadline or (not last and now - waits_since > GRACE_SECONDS):
+                held_up = sum(one.held_up_seconds for one in puts) - before
+                if time.monotonic() >= deadline or (not last and held_up > GRACE_SECONDS):
                     return
         for cache in filled:
             cache.flush()
@@ -109,7 +107,7 @@ class Filling:
             cache.put(rows.ids, byte_rows(rows.features), rows.labels, times, offered_at)
         kept = int((fresh & cache.held(rows.ids)).sum())
         skipped = int(fresh.sum()) - kept + len(computed.ids) - len(rows.ids)
-        counts.wrote(kept, kept * cache.sample_bytes, skipped)
+        counts.wrote(kept, kept * cache.sample_bytes, skipped, int((~fresh).sum()))
 
 
 def finite_rows(rows: ComputedRows) -> ComputedRows:

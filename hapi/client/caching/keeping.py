@@ -78,7 +78,9 @@ class Keeping(Closing):
         """Caches of stored samples that may be used, by dataset."""
         self._samples = dict(self.samples)
         self._filling = Filling(tracer)
-        self._forecast = FillForecast()
+        self._forecast = FillForecast(
+            rows=settings.bs, ahead=max(1, settings.in_flight // -(-settings.bs // settings.request_size))
+        )
         self._features: dict[str, FeatureCache] = {}
         self.training = TrainingFeatures(
             job_context, self._usable_key, self._is_begun, self._cache, self._split
@@ -323,7 +325,7 @@ class Keeping(Closing):
         if not len(computed.ids):
             return
         self._filling.offer(cache, computed, source.counts, times)
-        self._forecast.offered(cache, len(computed.ids))
+        self._forecast.offered(cache, len(computed.ids), times.step)
 
     def _cache_of(self, source: PassFeatures, computed: ComputedRows) -> FeatureCache | None:
         """The cache for ``computed``: another one where it was rounded at the split to which the plan has moved
