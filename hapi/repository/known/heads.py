@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from hapi.models.graph.digest import content_digest
 from hapi.repository.known.record_log import RecordLog
-from hapi.repository.known.shared_heads import LEAST, SharedHeads
+from hapi.repository.known.shared_heads import MIN_ADDED, SharedHeads
 from hapi.repository.packs.place import pack_id
 from hapi.store.base import ObjectStore
 
@@ -32,7 +32,7 @@ def known_heads(
     records = {} if log is None else log.read()
     known = {pack: records[pack] for pack in keys if pack in records}
     shared = SharedHeads(store, keys.keys())
-    reads = len(keys) - len(known) >= LEAST or shared.is_behind
+    reads = len(keys) - len(known) >= MIN_ADDED or shared.is_behind
     together = shared.read() if reads else {}
     missing = {key: sizes[key] for pack, key in keys.items() if pack not in known and pack not in together}
     found = read(store, missing) if missing else {}

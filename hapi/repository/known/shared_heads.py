@@ -2,7 +2,7 @@
 
     STORE/repository/heads/00000003-000041.log    41 records (:mod:`hapi.repository.known.record_log`): headers by id
 
-Whoever knows :data:`LEAST` headers that are not in there adds an object with them, and puts several objects together.
+Whoever knows :data:`MIN_ADDED` headers that are not in there adds an object with them, and joins several objects.
 Nothing relies on these objects: a pack's id is the digest of its header, so that no other one is believed, and what is
 damaged or gone is read from the pack. No failure of the store to take them is an error.
 """
@@ -20,7 +20,7 @@ from hapi.repository.known.side_by_side import side_by_side
 from hapi.store.base import ObjectStore
 
 HEADS = "repository/heads"
-LEAST = 32
+MIN_ADDED = 32
 """Headers that are added at a time: reading so many one by one takes as long as writing them once."""
 MOST_OBJECTS = 8
 """Small objects, half full at most, beyond which they are put together."""
@@ -36,7 +36,7 @@ class SharedHeads:
     def __init__(self, store: ObjectStore, present: Collection[str]) -> None:
         """Look which objects there are; none is read, and there are none for few packs."""
         self._store, self._present = store, present
-        infos = store.list(HEADS) if len(present) >= LEAST else []
+        infos = store.list(HEADS) if len(present) >= MIN_ADDED else []
         self._sizes = {info.key: info.size for info in infos if _named(info.key)[1]}
         self._found: dict[str, dict[str, bytes]] = {}
         """Headers by the object's key, once they are read."""
@@ -44,7 +44,7 @@ class SharedHeads:
     @property
     def is_behind(self) -> bool:
         """Whether many headers must be missing in them, or have never been added."""
-        return len(self._present) - sum(_named(key)[1] for key in self._sizes) >= LEAST
+        return len(self._present) - sum(_named(key)[1] for key in self._sizes) >= MIN_ADDED
 
     def read(self) -> dict[str, bytes]:
         """Return the headers of present packs; one that is not what its pack's name says is left out."""
@@ -64,7 +64,7 @@ class SharedHeads:
         """Add the headers of present packs that are ``known``, and that none of the objects has, if they are many."""
         shared = _joined(self._found.values())
         more = {pack: known[pack] for pack in known.keys() - shared.keys() if pack in self._present}
-        if len(more) < LEAST:
+        if len(more) < MIN_ADDED:
             return
         small = [key for key, size in self._sizes.items() if size < MOST_BYTES // 2]
         old = small if len(small) >= MOST_OBJECTS else []

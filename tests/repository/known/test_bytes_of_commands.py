@@ -15,7 +15,7 @@ from hapi.cli.main import main
 from hapi.cli.models import show
 from hapi.repository import opening
 from hapi.repository.entries import SourceTensor
-from hapi.repository.known.shared_heads import LEAST
+from hapi.repository.known.shared_heads import MIN_ADDED
 from hapi.repository.opening import list_models, open_model
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.packs.index import HEAD_BYTES, PackIndex
@@ -78,15 +78,15 @@ def test_a_late_push_reads_no_more_than_an_early_one(
     for number in range(first + 1, last):
         fine_tune(store, number)
     late, requests = counts_of(store, last)
-    early_requests["list"] += last >= LEAST  # of headers that are kept together
+    early_requests["list"] += last >= MIN_ADDED  # of headers that are kept together
     assert requests == early_requests and sum(requests.values()) < 45, (early_requests, requests)
     assert "range" not in requests and late <= early + 200 < TAIL / 10, (early, late)
 
     fresh_machine(tmp_path, monkeypatch)
     read, requests = counts_of(store, last + 1)
     count = last + 1
-    assert read <= min(count, LEAST) * HEAD_BYTES + count * 600  # beginnings of packs, headers together
-    assert requests["range"] <= min(count, LEAST) and requests["get"] <= 3, requests
+    assert read <= min(count, MIN_ADDED) * HEAD_BYTES + count * 600  # beginnings of packs, headers together
+    assert requests["range"] <= min(count, MIN_ADDED) and requests["get"] <= 3, requests
     print(f"read {read} bytes in {sum(requests.values())} requests")
 
 

@@ -15,7 +15,7 @@ from hapi.models.graph.digest import content_digest
 from hapi.repository.entries import SourceTensor
 from hapi.repository.known import shared_heads
 from hapi.repository.known.record_log import encoded
-from hapi.repository.known.shared_heads import HEADS, LEAST, MOST_OBJECTS, SharedHeads
+from hapi.repository.known.shared_heads import HEADS, MIN_ADDED, MOST_OBJECTS, SharedHeads
 from hapi.repository.packs.collect import collect_packs
 from hapi.repository.packs.index import PackIndex
 from hapi.repository.packs.place import PACKS
@@ -67,10 +67,10 @@ def test_a_push_from_a_machine_that_knows_nothing_does_not_grow(
             store.reset()
             assert fine_tune(store, pushed) == TAIL
             requests.append(sum(store.requests.values()))
-            assert store.requests["range"] < 2 * LEAST
+            assert store.requests["range"] < 2 * MIN_ADDED
         pushed += 1
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert max(requests) <= 2 * LEAST + 60, requests
+    assert max(requests) <= 2 * MIN_ADDED + 60, requests
     assert len(store.list_keys(HEADS)) <= MOST_OBJECTS
     assert not verify_model(store, f"tune{pushed - 1}").damages
 
@@ -91,29 +91,29 @@ def added(store: CountingRemote, known: dict[str, bytes]) -> dict[str, bytes]:
 def test_many_objects_are_put_together_without_what_is_gone(
     store: CountingRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = headers(LEAST * 20)
+    everything = headers(MIN_ADDED * 20)
     monkeypatch.setattr(shared_heads, "MOST_BYTES", 5000)
-    for count in range(LEAST, len(everything) + 1, LEAST):
+    for count in range(MIN_ADDED, len(everything) + 1, MIN_ADDED):
         known = (
             dict(list(everything.items())[count // 2 : count])
             if count > 300
             else dict(list(everything.items())[:count])
         )
         added(store, known)
-        assert SharedHeads(store, known.keys()).read() == known or len(known) < LEAST
+        assert SharedHeads(store, known.keys()).read() == known or len(known) < MIN_ADDED
     sizes = [len(store.get(key)) for key in store.list_keys(HEADS)]
     assert max(sizes) <= 5000 and sum(size < 2500 for size in sizes) <= MOST_OBJECTS
 
 
 def test_few_are_neither_looked_for_nor_added(store: CountingRemote) -> None:
-    known = headers(LEAST - 1)
+    known = headers(MIN_ADDED - 1)
     assert added(store, known) == {} and not store.list_keys(HEADS)
     store.reset()
     assert not SharedHeads(store, known.keys()).is_behind and not store.requests
 
 
 def test_what_is_damaged_or_false_is_not_believed(store: CountingRemote) -> None:
-    known = headers(LEAST)
+    known = headers(MIN_ADDED)
     added(store, known)
     (key,) = store.list_keys(HEADS)
     whole = store.get(key)
@@ -123,7 +123,7 @@ def test_what_is_damaged_or_false_is_not_believed(store: CountingRemote) -> None
         assert found.items() <= known.items() and len(found) < len(known)
         store.put(key, whole)
     store.put(key, whole[:-1])
-    assert len(SharedHeads(store, known.keys()).read()) == LEAST - 1
+    assert len(SharedHeads(store, known.keys()).read()) == MIN_ADDED - 1
     store.put(key, encoded(dict.fromkeys(known, b"another header")))
     assert SharedHeads(store, known.keys()).read() == {}
     for name in ("00000002-00004.txt", "x.log", "00000003.log"):
@@ -134,11 +134,11 @@ def test_what_is_damaged_or_false_is_not_believed(store: CountingRemote) -> None
 def test_a_damaged_one_costs_requests_alone(
     store: CountingRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(LEAST + 3):
+    for number in range(MIN_ADDED + 3):
         fine_tune(store, number)
     new_machine(tmp_path, monkeypatch, 1)
     whole = PackIndex.read(store)
-    assert store.list_keys(HEADS) and len(whole.sizes) == LEAST + 4 - 1
+    assert store.list_keys(HEADS) and len(whole.sizes) == MIN_ADDED + 4 - 1
     for key in store.list_keys(HEADS):
         flip(store, key, 40)
     new_machine(tmp_path, monkeypatch, 2)
@@ -149,7 +149,7 @@ def test_a_damaged_one_costs_requests_alone(
 def test_a_store_that_takes_none(
     store: CountingRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(LEAST):
+    for number in range(MIN_ADDED):
         fine_tune(store, number)
     for key in store.list_keys(HEADS):
         store.delete(key)
@@ -161,27 +161,27 @@ def test_a_store_that_takes_none(
 
     new_machine(tmp_path, monkeypatch, 1)
     index = PackIndex.read(Refusing(store))  # type: ignore[arg-type]
-    assert len(index.sizes) == LEAST and not store.list_keys(HEADS)
+    assert len(index.sizes) == MIN_ADDED and not store.list_keys(HEADS)
 
 
 def test_several_machines_at_once(store: CountingRemote) -> None:
     drawn = random.Random(3)
-    everything = headers(LEAST * 12)
+    everything = headers(MIN_ADDED * 12)
 
     def work(number: int) -> None:
         del number
-        for count in range(LEAST, len(everything) + 1, LEAST):
+        for count in range(MIN_ADDED, len(everything) + 1, MIN_ADDED):
             known = dict(drawn.sample(list(everything.items()), count))
             assert added(store, known).items() <= everything.items()
 
     at_once(4, work)
     added(store, everything)
     found = SharedHeads(store, everything.keys()).read()
-    assert found.items() <= everything.items() and len(found) > len(everything) - LEAST
+    assert found.items() <= everything.items() and len(found) > len(everything) - MIN_ADDED
 
 
 def test_with_the_last_pack_they_go(store: CountingRemote) -> None:
-    for number in range(LEAST + 1):
+    for number in range(MIN_ADDED + 1):
         fine_tune(store, number)
     assert store.list_keys(HEADS)
     for name in model_names(store):
@@ -192,6 +192,6 @@ def test_with_the_last_pack_they_go(store: CountingRemote) -> None:
 
 def test_a_folder_has_none(tmp_path: Path) -> None:
     local = LocalStore(tmp_path / "local")
-    for number in range(LEAST + 2):
+    for number in range(MIN_ADDED + 2):
         push_tensors(local, f"m{number}", [layer("l", TAIL, number)])
-    assert not local.list_keys(HEADS) and len(PackIndex.read(local).sizes) == LEAST + 2
+    assert not local.list_keys(HEADS) and len(PackIndex.read(local).sizes) == MIN_ADDED + 2
