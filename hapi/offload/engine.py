@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hapi.arrays import Bytes
+from hapi.errors import UsageError
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit, StateStore, buffer_of
 from hapi.offload.states.queues import DriveQueue, Loaded, Write
@@ -63,8 +65,7 @@ class Engine:
             buffers: of each drive; 1 reads, computes and writes one after the other (Figure 3a).
             has_thread: compute in a thread of its own.
         """
-        self._has_thread = has_thread
-        self._store, self._pieces = store, layout.pieces
+        self._has_thread, self._store, self._pieces = has_thread, store, layout.pieces
         self._update, self._reads_master = update, reads_master
         self.traffic = Traffic()
         committed = store.committed
@@ -93,6 +94,8 @@ class Engine:
         """Writes under way of each step."""
         self._commit: Commit | None = None
         self._error: BaseException | None = None
+        self._halted: BaseException | None = None
+        """Error in the training's thread."""
         self._closing = False
         jobs: list[Callable[[], None]] = [self._run_commits, *([self._run_updates] if has_thread else [])]
         for drive in self._drives:  # a second transfer goes on while the first one's thread waits for a core
@@ -134,7 +137,17 @@ class Engine:
                 taken = self._take_update()
             if taken is None:
                 return
-            self._compute(*taken)
+            with self.all_or_nothing():
+                self._compute(*taken)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take no further work after an error in the block, which may have left values between two steps."""
+        try:
+            yield
+        except BaseException as error:
+            self._halted = error
+            raise
 
     def drain(self) -> None:
         """Wait until all submitted pieces are computed; their writes may still run."""
@@ -196,8 +209,9 @@ class Engine:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """End the threads; work that is not committed is dropped."""
+        """Finish the last commit and end the threads; work that is not committed is dropped."""
         with self._condition:
+            self._condition.wait_for(lambda: self._commit is None or self._error is not None)
             self._closing = True
             self._condition.notify_all()
         for thread in self._threads:
@@ -207,7 +221,7 @@ class Engine:
         while True:
             began = time.perf_counter()
             with self._condition:
-                self._condition.wait_for(lambda: self._error is not None or is_done() or self._may_help())
+                self._condition.wait_for(lambda: self._error or self._halted or is_done() or self._may_help())
                 self.traffic.waited_seconds += time.perf_counter() - began
                 self._check()
                 if is_done():
@@ -218,8 +232,14 @@ class Engine:
         return not self._has_thread and self._next_update() is not None
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._halted
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise UsageError(
+                "an update was interrupted, and parameters are between two steps: close() this optimizer and give the "
+                "model to hapi.offload_training again; with disk= it goes on from the last whole step"
+            )
+        if error is not None:
+            raise error
 
     def _drive_of(self, number: int) -> DriveQueue:
         return self._drives[self._pieces[number].drive]

@@ -139,7 +139,8 @@ class OffloadedOptimizer(FixedOptimizer):
             self._engine.submit(self._shards.own(late))
             self._engine.drain()
             self._shards.share_values(sorted(wanted))
-            self._commit(active, wanted)
+            with self._engine.all_or_nothing():
+                self._commit(active, wanted)
         self._lifetime.has_recovered()
         self._expected.learn(active, self._ahead.is_dropped)
         self._activations.step_done()

@@ -18,6 +18,7 @@ from hapi.offload.states.commit_file import CommitFile
 from hapi.offload.states.drive import Drive
 from hapi.offload.states.folder import LACKING, OffloadFolder
 from hapi.process.direct_io import ALIGNMENT, read_whole, write_whole
+from hapi.process.file_locks import close_own, keep_from_children
 from hapi.units import format_bytes
 
 
@@ -142,7 +143,7 @@ class DiskStates:
         for drive in self._drives:
             drive.close()
         for descriptor in self._descriptors:
-            os.close(descriptor)
+            close_own(descriptor)
         for folder in self._folders:
             folder.close(remove=remove)
         self._drives, self._descriptors, self._folders = [], [], []
@@ -156,7 +157,7 @@ class DiskStates:
 
     def _open(self, path: Path, nbytes: int) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._descriptors.append(descriptor)
+        self._descriptors.append(keep_from_children(descriptor))
         if nbytes:
             os.posix_fallocate(descriptor, 0, nbytes)
         return descriptor

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hapi.arrays import Bytes
 from hapi.process.direct_io import NO_DIRECT, read_whole, write_whole
+from hapi.process.file_locks import close_own, keep_from_children
 
 
 class Drive:
@@ -19,7 +20,8 @@ class Drive:
             OSError: it cannot be written, or the disk has too little room.
         """
         self._path = path
-        self._descriptor, self._direct = _opened(path)
+        descriptor, self._direct = _opened(path)
+        self._descriptor = keep_from_children(descriptor)
         self._dirty = False
         try:
             if nbytes:
@@ -27,7 +29,7 @@ class Drive:
             if os.fstat(self._descriptor).st_size > nbytes:
                 os.ftruncate(self._descriptor, nbytes)
         except OSError as error:
-            os.close(self._descriptor)
+            close_own(self._descriptor)
             raise self._named(error) from None
 
     def read(self, at: int, values: Bytes) -> None:
@@ -61,7 +63,7 @@ class Drive:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        close_own(self._descriptor)
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, str(self._path))

@@ -15,7 +15,7 @@ from hapi.atomic import replacing
 from hapi.errors import HapiError, UsageError
 from hapi.offload.states.commit_file import has_commit
 from hapi.paths import read_bounded
-from hapi.process.file_locks import is_locked, lock_at_once
+from hapi.process.file_locks import close_own, is_locked, keep_from_children, lock_at_once
 from hapi.units import format_bytes
 from hapi.wire.documents import parse_document
 
@@ -73,7 +73,8 @@ class OffloadFolder:
         self._lock = -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = keep_from_children(lock)
         except OSError as error:
             raise UsageError(
                 f"offloading to {parent}: {error.strerror}; name a folder that can be written"
@@ -118,7 +119,7 @@ class OffloadFolder:
             self._remove_files()
             (self.path / "lock").unlink(missing_ok=True)
         if self._lock >= 0:
-            os.close(self._lock)
+            close_own(self._lock)
             self._lock = -1
         if remove:
             with suppress(OSError):  # another process began, or a user put something there
