@@ -75,6 +75,11 @@ class HapiError(Exception):
             self.request_id = request_id
             self.args = (printable(f"{self} (request {printable(request_id)})", MESSAGE_CHARACTERS),)
 
+    def about_server(self, url: str) -> None:
+        """Name the server at ``url`` in the message, once: of several, one may have another store."""
+        if url not in str(self):
+            self.args = (printable(f"{url}: {self}", MESSAGE_CHARACTERS),)
+
     def to_problem(self) -> dict[str, Any]:
         """The problem-details document (RFC 9457, section 3) of this error."""
         problem: dict[str, Any] = {

@@ -155,6 +155,17 @@ def test_what_does_not_pass_is_not(error: HapiError) -> None:
     assert (len(attempts.asked), pool.retries) == (1, 0)
 
 
+def test_of_several_servers_the_one_that_fails_is_named() -> None:
+    """Its store may be another one."""
+    for count, said in ((1, "no such dataset"), (2, "1: no such dataset")):
+        attempts = Attempts(lambda url, n: NotFoundError("no such dataset"))
+        with pytest.raises(NotFoundError, match=f"^{said}$"):
+            make_pool(count).run(attempts, only=str(count - 1))
+    named = Attempts(lambda url, n: NotFoundError(f"{url}/v1: no such dataset"))
+    with pytest.raises(NotFoundError, match=r"^[01]/v1: no such dataset$"):
+        make_pool(2).run(named)
+
+
 def test_foreign_answers_are_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
     """Another one is asked, once, and a person is told of the first; where there is no other that is the end."""
     attempts = Attempts(lambda url, n: ForeignAnswerError(f"{url}: answered 404") if url < "2" else None)

@@ -198,6 +198,8 @@ class ServerPool:
                 if progress() != before:
                     trouble = Trouble(only, trouble.content, trouble.busy_first, kind, trouble.held)
                 trouble.add(server, error, time.monotonic())
+                if self.size > 1:
+                    error.about_server(server.transport.url)
                 if isinstance(error, TransportError):
                     self._check()
                 if once or not trouble.may_pass(error, self._allowed(trouble)) or self._is_over(trouble):
