@@ -61,6 +61,11 @@ def test_several_addresses_are_several_servers(caplog: pytest.LogCaptureFixture)
     pool.close()
 
 
+def test_a_url_that_is_written_twice_is_one_server() -> None:
+    urls = [NAME, f"{NAME}/", "http://STORE:8099", "http://store:8098"]
+    assert len(ServerAddresses(urls, transport_of, lambda *_: []).transports) == 2
+
+
 @pytest.mark.parametrize("addresses", [["10.0.0.1"], []], ids=["one", "none"])
 def test_one_address_stays_the_name(addresses: list[str]) -> None:
     pool = followed(names := Names(*addresses))

@@ -19,7 +19,7 @@ from hapi.client.transport.fleet_list import list_address, listed_servers
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
 from hapi.wire.transport.base import Transport
-from hapi.wire.transport.urls import parse_url
+from hapi.wire.transport.urls import canonical_url, parse_url
 
 log = logging.getLogger("hapi.client")
 
@@ -163,7 +163,7 @@ class ServerAddresses:
             NamedServer(url, make, resolve)
             if (address := list_address(url)) is None
             else ListedServers(url, make, address, listed)
-            for url in dict.fromkeys(urls)
+            for url in _distinct(urls)
         ]
         self._seconds, self._hurried = seconds, hurried
         self._failed = False
@@ -205,6 +205,14 @@ class ServerAddresses:
         for address in [a for a in known if a not in found]:
             pool.leave(known.pop(address).url, at_once=False)
         log.info("%s", named)
+
+
+def _distinct(urls: Sequence[str]) -> list[str]:
+    """Return the first of those that are written differently and mean the same; UsageError for no server's URL."""
+    found: dict[str, str] = {}
+    for url in urls:
+        found.setdefault(url if list_address(url) is not None else canonical_url(url), url)
+    return list(found.values())
 
 
 def _is_literal(host: str) -> bool:
