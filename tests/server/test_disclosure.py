@@ -25,6 +25,8 @@ STORE = "/srv/data of all/store"
          "the store/datasets/a/manifest.json: damaged; pack it again"),
         ("see /v1/datasets and /v1/models", "see /v1/datasets and /v1/models"),
         ("weights '/root/.cache/torch/x.pth' cannot be read", "weights '(a path)' cannot be read"),
+        ("no such file: '/mnt/team of all/x y/z.jpg', nor \"/data\"", "no such file: '(a path)', nor \"(a path)\""),
+        ("a name without '/', asked for as '/v1/x y'", "a name without '/', asked for as '/v1/x y'"),
         ("the store at http://10.0.0.5:9000/bucket answered 503", "the store at (an address) answered 503"),
         ("keys of ~/.aws/credentials, or ~root/x/y", "keys of (a path), or (a path)"),
         ("split 4 is layer 'a' here and '<b>x</b>' there", "split 4 is layer 'a' here and '<b>x</b>' there"),

@@ -18,6 +18,9 @@ _OWN = "(?:v1|healthz|readyz|metrics)"
 _PATH = re.compile(rf"(?<![\w/.~<-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)+")
 """An absolute path of two parts or more, but for those of the HTTP interface; ``</b>`` in a client's text is none."""
 
+_QUOTED = re.compile(rf"""(['"])(?:~\w*)?/(?!{_OWN}\b)[^'"]+\1""")
+"""An absolute path in quotes, which may have blanks, and one part only."""
+
 
 class Disclosure:
     """Turns errors into those that clients are told."""
@@ -42,4 +45,5 @@ class Disclosure:
         text = str(error)
         for url in self._store:
             text = text.replace(url, "the store")
-        return _PATH.sub("(a path)", _ADDRESS.sub("(an address)", text))
+        text = _QUOTED.sub(r"\1(a path)\1", _ADDRESS.sub("(an address)", text))
+        return _PATH.sub("(a path)", text)
