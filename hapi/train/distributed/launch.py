@@ -26,14 +26,24 @@ class Launch:
     """Whether torchrun is the parent of this process."""
 
 
+_OTHERS = {
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpirun",
+}
+"""Variables in which other launchers tell how many processes they have started, and these launchers."""
+
+
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """Return this process's rank; None where it was started alone, also as the only rank unless by torchrun, which may
     start it anew.
 
     Raises:
-        UsageError: the variables contradict each other.
+        UsageError: the variables contradict each other, or another launcher has started several processes that do not
+            know of each other.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        _check_others(environment)
         return None
     rank, size = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     local_size = _number(environment, "LOCAL_WORLD_SIZE", size)
@@ -60,6 +70,17 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
         restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
         by_torchrun=by_torchrun,
     )
+
+
+def _check_others(environment: Mapping[str, str]) -> None:
+    for name, launcher in _OTHERS.items():
+        text = environment.get(name, "")
+        if text.isascii() and text.isdigit() and text.lstrip("0") not in ("", "1"):
+            raise UsageError(
+                f"{name}={text[:40]}: {launcher} has started several processes, and each would train all by itself; "
+                "start torchrun, or give each one RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without "
+                f"{name} it trains alone"
+            )
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -93,6 +93,17 @@ def test_ranks_draw_differently_and_the_first_one_as_alone() -> None:
     assert len(set(seeds)) == 4 and seeds[0] == step_seed(1, 2, 3)
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_processes_of_another_launcher_do_not_train_the_same_twice(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}=4: (srun|mpirun) has started several processes"):
+        launched({name: "4"})
+    found = launched({**TORCHRUN, name: "4"})
+    assert found is not None and found.size == 4, "one that gives torchrun's variables is as good"
+    for alone in ("1", "01", "0", "", "many"):
+        assert launched({name: alone}) is None
+    assert launched({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None, "a batch script's own process"
+
+
 def test_an_interrupt_asks_all_ranks_and_a_late_second_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two(Ranks):
         size = 2
