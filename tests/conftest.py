@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 settings.register_profile("hapi", deadline=None, max_examples=40)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("hapi")
+
+# Tests make and drop more than the collector's 700 objects at a time.
+gc.set_threshold(10_000, 10, 10)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -98,8 +102,22 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        _leave_to_no_collector()
+
+
+def _leave_to_no_collector() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected_once() -> Iterator[None]:
+    """What a file of tests imported or left in a cache stays, and no later collection looks through it.
+
+    Of all time of the fast tests, the collector took a tenth, most of it where code calls it itself.
+    """
+    yield
+    _leave_to_no_collector()
 
 
 @pytest.fixture(autouse=True)
@@ -112,17 +130,19 @@ def _memory_as_before(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True, scope="module")
 def _weights_drawn_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing and digesting them is half of what many tests do; those of the models themselves do all anew."""
+    """Drawing, tracing and digesting is half of what many tests do; those of the models themselves do all anew."""
     if "models" in request.path.parts:
         yield
         return
-    from support.drawn_once import digested_once, drawn_once
+    from support.drawn_once import digested_once, drawn_once, traced_once
 
     from hapi.models.graph.digest import TensorDigests
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hapi.repository.built", "hapi.models.zoo.build"):
             patch.setattr(f"{module}.build_module", drawn_once)
+        for module in ("hapi.models.zoo.build", "hapi.repository.pushed", "hapi.repository.sources.fitting"):
+            patch.setattr(f"{module}.layers_of", traced_once)
         patch.setattr(TensorDigests, "of", digested_once(TensorDigests.of))
         yield
 
@@ -137,6 +157,16 @@ def _no_waiting_for_disks(request: pytest.FixtureRequest) -> Iterator[None]:
         if not {"benchmarks", "process"} & set(request.path.parts):
             for name in ("fsync", "fdatasync"):
                 patch.setattr(os, name, _checked_only)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries_stay_mapped(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Offloaded trainings of the tests' own process leave it its libraries, which all tests after them use."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("hapi.offload.training", "hapi.offload.activations.offload"):
+            if request.path.name != "test_predicted_memory.py" and name in sys.modules:
+                patch.setattr(sys.modules[name], "give_back_file_pages", lambda: 0)
         yield
 
 

@@ -84,6 +84,7 @@ def test_a_second_user_maps_what_the_first_has_loaded(folder: Path) -> None:
 def test_the_last_user_takes_the_weights_along(folder: Path) -> None:
     weights = DeviceWeights(folder, MemfdMemory())
     held = taken(weights, Source(contents_of(20)))
+    gc.collect()  # files of garbage that earlier tests left
     files = open_files()
     again = taken(DeviceWeights(folder, MemfdMemory()), Source(contents_of(20)))
     del again

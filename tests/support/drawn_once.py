@@ -1,4 +1,4 @@
-"""Networks that many tests build: their weights are drawn and digested once for each process, and then copied."""
+"""Networks that many tests build: drawn, digested and traced once for each process, and then copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hapi.models.graph.digest import TensorDigests
+from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.architectures import Architecture, build_module
+from hapi.models.zoo.build import ModelSpec, layers_of
+from support.thin_resnet import THIN_RESNET
 
 NAMES = frozenset({"resnet18", "squeezenet1_1"})
 """Whose modules do not depend on the input's shape."""
@@ -20,6 +23,9 @@ _drawn: dict[tuple[str, int], nn.Module] = {}
 _copied: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Tensors of copies to their version when they were made and the tensor that they were copied from."""
 _digests = TensorDigests()
+TRACED = 64
+"""Lists of layers at a time, without weights."""
+_traced: dict[tuple[object, ...], LayeredModel] = {}
 
 
 def drawn_once(architecture: Architecture, seed: int) -> nn.Module:
@@ -35,6 +41,22 @@ def drawn_once(architecture: Architecture, seed: int) -> nn.Module:
     for mine, its in zip(_tensors(made), _tensors(module), strict=True):
         _copied[mine] = mine._version, its
     return made
+
+
+def traced_once(architecture: Architecture, spec: ModelSpec, module: nn.Module) -> LayeredModel:
+    """As :func:`layers_of`: modules of one architecture with tensors of the same shapes have one structure."""
+    if ":" in architecture.name and architecture.name != THIN_RESNET:
+        return layers_of(architecture, spec, module)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    facts = [(name, t.shape, t.dtype, t.device.type, t.requires_grad) for name, t in tensors]
+    key = architecture.name, spec.input_shape, spec.blocks, module.training, *facts
+    if key not in _traced:
+        made = layers_of(architecture, spec, module)
+        if len(_traced) >= TRACED:
+            _traced.clear()
+        with torch.device("meta"):
+            _traced[key] = made.over(copy.deepcopy(module).to("meta"))
+    return _traced[key].over(module)
 
 
 def digested_once(
