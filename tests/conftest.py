@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hapi.wire.transport.http import Handler
 
 # On a machine with other work a single example may take any time.
-settings.register_profile("hapi", deadline=None, max_examples=40)
+settings.register_profile("hapi", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("hapi")
 
@@ -86,7 +86,7 @@ def pytest_runtest_protocol() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``--dist loadfile``: a process gets the tests of a file at once, and some files together."""
+    """``--dist loadfile``: a process gets the tests of a file at once, so that fixtures of a file are made once."""
     if config.getvalue("dist") != "loadfile":
         return None
     from support.file_scheduler import ByFile

@@ -1,4 +1,4 @@
-"""Which test process runs which of the slow tests: those of a file together, and the files that take longest first.
+"""Which test process runs which tests: those of a file together, and the files that take longest first.
 
 What a file's tests share is then made once. ``--dist loadgroup`` with ``xdist_group`` was to do that; it renames tests,
 which pytest 9.2 no longer lets it, and says nothing.
@@ -34,8 +34,16 @@ FIRST: tuple[tuple[str, ...], ...] = (
     ("tests/integration/test_planning_jobs.py",),
     ("tests/offload/test_predicted_memory.py",),
     ("tests/train/distributed/test_ranks_of_hapi_train.py",),
+    # Of the fast part.
+    ("tests/offload/test_exact_steps.py",),
+    ("tests/client/test_kept_features.py",),
+    ("tests/repository/loading/test_load.py",),
+    ("tests/train/steps/test_offloading.py",),
+    ("tests/models/test_zoo.py",),
+    ("tests/offload/test_late_surprises.py",),
+    ("tests/server/test_http_fields.py",),
 )
-"""Files whose slow tests take long, the longest first; those in one group share fixtures of the session."""
+"""Files whose tests take long, the longest first; those in one group share fixtures of the session."""
 _GROUPS = {file: number for number, group in enumerate(FIRST) for file in group}
 
 
