@@ -29,6 +29,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_up", ["plain", "info", "own-handler"])
 def test_all_lines_are_seen_once(set_up: str, shown: dict[str, str]) -> None:
     fitting, offloaded = shown[f"{set_up}-1GB"], shown[f"{set_up}-1KB"]
@@ -37,10 +38,12 @@ def test_all_lines_are_seen_once(set_up: str, shown: dict[str, str]) -> None:
     assert offloaded.count("offloading costs") + offloaded.count("offloading is hidden") == 1
 
 
+@pytest.mark.slow
 def test_who_takes_only_warnings_gets_only_costs(shown: dict[str, str]) -> None:
     assert not shown["basic-1GB"] and shown["basic-1KB"].count(COST) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_up", ["errors-only", "disabled"])
 def test_who_silences_them_sees_none(set_up: str, shown: dict[str, str]) -> None:
     assert not shown[f"{set_up}-1GB"] and not shown[f"{set_up}-1KB"]

@@ -319,6 +319,7 @@ def test_killed_midway(pool: Decoders) -> None:
     pool.wait()
 
 
+@pytest.mark.slow
 def test_the_others_decode_while_no_process_can_be_started(
     pool: Decoders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

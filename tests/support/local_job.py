@@ -96,11 +96,12 @@ def remembering(service: Service) -> Handler:
 
     def remembered(method: str, path: str, body: bytes) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
         asked = method, path, _JOB.sub(b"", body)
-        if asked not in answers:
+        if (kept := answers.get(asked)) is None:
             status, headers, buffers = handle(method, path, body)
-            answers[asked] = status, headers, [bytes(buffer) for buffer in buffers]
-        status, headers, kept = answers[asked]
-        return status, headers, iter(kept)
+            kept = status, headers, [bytes(buffer) for buffer in buffers]
+            if status == 200:  # another one may be of this moment
+                answers[asked] = kept
+        return kept[0], kept[1], iter(kept[2])
 
     return remembered
 

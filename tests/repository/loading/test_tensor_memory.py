@@ -36,8 +36,8 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]]) -> None:
     pool = TensorMemory(4 * MB, 60)
     held: list[torch.Tensor] = []
     for number, (nbytes, drop) in enumerate(steps):
-        held.append(pool.take(nbytes).fill_(number % 251))
-        held[-1][0] = held[-1][-1] = number % 251
+        held.append(pool.take(nbytes))
+        held[-1][0] = held[-1][-1] = held[-1][nbytes // 2] = number % 251
         if drop < len(held) and drop:
             del held[drop]
         assert pool.idle_bytes <= 4 * MB
