@@ -322,7 +322,9 @@ class Trainer:
             plan=None if self.session.planning is None else self.session.planning.state(),
             totals=self._totals(),
             network=network_facts(self.session),
-            settings=settings_to_keep(self.session.settings, self.settings),
+            settings=settings_to_keep(
+                self.session.settings, self.settings, self.session.job_context.description.reference.name
+            ),
             keep=self._keep,
         )
         self._collected.clear()

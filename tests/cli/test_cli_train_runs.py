@@ -95,6 +95,20 @@ def test_several_data_sets_are_named(
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_with_its_dataset_when_others_came(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    digits = ["pack", "sklearn:digits", "--image-size", "32", "--limit", "20"]
+    assert main([*digits, f"{tmp_path}/store/one"]) == 0
+    monkeypatch.setenv("HAPI_STORE", f"{tmp_path}/store")
+    assert command.main([*FAST[1:], "--output", f"{tmp_path}/run"]) == 0
+    assert main([*digits, f"{tmp_path}/store/two"]) == 0
+    capsys.readouterr()
+    assert command.main(["--resume", f"{tmp_path}/run", "--epochs", "2"]) == 0
+    assert "data  one, 20 samples" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_issues_first_command(store: Path) -> None:
     """Nothing but a model and a batch size, where exactly one dataset is in reach; in the poorest of locales."""
     done = run(

@@ -28,7 +28,7 @@ def given(**values: Any) -> Loaded[TrainSettings]:
 
 
 def kept(settings: TrainSettings) -> KeptSettings:
-    return KeptSettings("c.pt", settings_to_keep(settings, settings))
+    return KeptSettings("c.pt", settings_to_keep(settings, settings, "digits"))
 
 
 def test_the_names_are_settings() -> None:
@@ -44,7 +44,7 @@ def test_settings_come_back() -> None:
         output="/runs/x", keep=3, checkpoint_every=2,
     )  # fmt: skip
     back = with_kept(given(resume=True, output="/runs/x"), kept(first))
-    assert back.value == TrainSettings(**{**vars(first), "resume": True})
+    assert back.value == TrainSettings(**{**vars(first), "resume": True, "dataset": "digits"})
     assert (
         back.origins["bs"] == "c.pt" and back.origins["output"] == "--output" and "seed" not in back.origins
     )
@@ -86,11 +86,13 @@ def test_paths_hold_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("w.pth").touch()
     values = settings_to_keep(
         *[TrainSettings(store="data", weights="w.pth", class_weights="balanced", output="run", html="run/page.html",
-                        report="run/report.json", profile="memory://x", init_from="old.pt", resume=True)] * 2
+                        report="run/report.json", profile="memory://x", init_from="old.pt", resume=True)] * 2,
+        "digits",
     )  # fmt: skip
     assert values == {
         "store": f"{tmp_path}/data", "weights": f"{tmp_path}/w.pth", "class_weights": "balanced",
         "output": f"{tmp_path}/run", "html": f"{tmp_path}/run/page.html", "profile": "memory://x",
+        "dataset": "digits",
     }  # fmt: skip
 
 

@@ -40,14 +40,15 @@ FILES_OR_WORDS = ("weights", "class_weights")
 """Settings that name a file, or one of a few words."""
 
 
-def settings_to_keep(session: SessionSettings, training: TrainingSettings) -> dict[str, Any]:
+def settings_to_keep(session: SessionSettings, training: TrainingSettings, dataset: str) -> dict[str, Any]:
     """Return the settings that are not the defaults, as a file of settings would have them; no secret is a setting.
 
     Args:
         session: settings of the session.
         training: settings of the trainer; those for the session in it do not count.
+        dataset: name of the dataset, also where it is the only one of its store, which may get others.
     """
-    values = {**flat(training), **flat(session)}
+    values = {**flat(training), **flat(session), "dataset": dataset}
     fields = {field.name: field for field in settings_fields(TrainSettings)}
     kept = {
         name: [_from_root(name, one) for one in value]
