@@ -161,6 +161,8 @@ def test_classes_that_are_given(tmp_path: Path) -> None:
         ("path,y,z\na,1,2\n", {"label": "y,z", "label_kind": "multi"}, "line 2, z: '2' is neither 0 nor 1"),
         ("path,y,z\na,1,2\n", {"label": "y,z", "label_kind": "single"}, r"has one column, not 2 \(y, z\)"),
         ("path,y\na,x;y\nb,;\n", {"label_kind": "multi"}, "line 3, y: the cell is empty; for rows without"),
+        ("path,y\na,x;y\nb,\n", {"label_kind": "multi"}, "line 3, y: the cell is empty; for rows without"),
+        ("path,y,z\na,1,0\nb,1,\n", {"label": "y,z"}, "line 3, z: the cell is empty; fill it in"),
         (
             "path,y\na,cat\nb,cow\n",
             {"classes": ("cat", "dog")},

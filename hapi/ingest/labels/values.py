@@ -106,8 +106,8 @@ class _Reading:
     def is_binary(self, column: int) -> bool:
         """True if every cell of a column is 0 or 1."""
         cells = self._table.cells[column]
-        return not any(isinstance(cell, list | tuple) for cell in cells) and all(
-            _binary(text) is not None for text in self._texts(column)
+        return all(
+            not isinstance(cell, list | tuple) and _binary(_text(cell) or "") is not None for cell in cells
         )
 
     def single(self) -> Labels:
@@ -135,6 +135,8 @@ class _Reading:
         """Several classes a row, in one cell."""
         rows: list[list[str]] = []
         for row, cell in enumerate(self._table.cells[0]):
+            if not isinstance(cell, list | tuple) and _text(cell) is None:
+                self._fail(row, 0, f"{printable(repr(cell))} is no label")
             parts = list(cell) if isinstance(cell, list | tuple) else _BETWEEN.split(_text(cell) or "")
             texts = [(_text(part) or "").strip() for part in parts]
             if isinstance(cell, list | tuple) and "" in texts:
