@@ -14,6 +14,7 @@ _SENTENCES = (
     "cannot allocate memory",  # the C library's word for ENOMEM, inside other messages
     "not enough memory",  # DefaultCPUAllocator on other systems
     "insufficient memory",  # libjpeg
+    "failed to map segment",  # the dynamic linker, for a library that is imported
     "bad_alloc",  # C++'s own, through pybind
     "could not execute a primitive",  # oneDNN
     "can't start new thread",  # Python: no room for a stack, or no more threads for this user
@@ -36,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    if not isinstance(error, RuntimeError | OSError):
+    if not isinstance(error, RuntimeError | OSError | ImportError):
         return False
     text = str(error).lower()
     return any(s in text for s in _SENTENCES) or (_PRIMITIVE in text and _DESCRIPTOR not in text)

@@ -57,6 +57,33 @@ def test_ctrl_c_where_python_wraps_it() -> None:
     assert outcome(program) == (130, "", "prog: interrupted\n")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),  # under ulimit -v
+        RuntimeError("DefaultCPUAllocator: can't allocate memory:\nyou tried to allocate 9 bytes"),
+        MemoryError(),
+    ],
+    ids=["import", "torch", "python"],
+)
+def test_lack_of_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise error
+
+    assert run_command("prog", body) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("prog: error: the memory that this process may have is used up (")
+    assert line.endswith("raise its limit (ulimit -v)\n") and line.count("\n") == 1
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    def body() -> int:
+        raise ImportError("no module named x")
+
+    with pytest.raises(ImportError):
+        run_command("prog", body)
+
+
 def test_ignored_interrupts_stay_ignored() -> None:
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from hapi.cli.entry import Leaving\n"

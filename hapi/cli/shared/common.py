@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from hapi.cli.entry import EXIT_INTERRUPTED, Interruptible
 from hapi.errors import DivergedError, HapiError, ModelChoiceError, UsageError
+from hapi.process.memory_errors import is_out_of_memory
 from hapi.process.output import standard_outputs
 from hapi.text import MESSAGE_CHARACTERS, printable
 
@@ -60,8 +61,8 @@ def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False)
     """Run ``body``; turn its exceptions into one line on stderr and an exit code.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the training diverged, 130 interrupted. An
-    error that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with
-    ``HAPI_DEBUG=1``).
+    error that is neither a :class:`HapiError` nor a lack of memory is a defect of Hapi and keeps its traceback
+    (all do with ``HAPI_DEBUG=1``).
 
     Args:
         program: name of the command.
@@ -92,11 +93,19 @@ def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
         if goes_on:
             raise
         return EXIT_FAILED  # whoever read our output is gone
-    except RuntimeError as error:
+    except Exception as error:
         # Python 3.11 wraps what comes up in __set_name__, where most of the time of some imports is spent.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted(program)
+        if os.environ.get("HAPI_DEBUG") or not is_out_of_memory(error):
             raise
-        return _interrupted(program)
+        detail = printable(" ".join(str(error).split()), MESSAGE_CHARACTERS) or type(error).__name__
+        print(
+            f"{program}: error: the memory that this process may have is used up ({detail}); "
+            "end other programs, or raise its limit (ulimit -v)",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
 
 
 def _interrupted(program: str) -> int:
