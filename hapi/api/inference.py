@@ -50,7 +50,7 @@ class Outputs(NamedTuple):
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images in ``folder`` and below, in the order of their names; hidden folders are left out.
+    """All images in ``folder`` and below, in the order of their names; hidden files and folders are left out.
 
     Raises:
         UsageError: there are none, or the folder cannot be read.
@@ -62,7 +62,8 @@ def image_files(folder: Path) -> list[Path]:
 
     for place, folders, files in os.walk(folder, onerror=failed):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in sorted(files) if name.lower().endswith(EXTENSIONS)]
+        shown = sorted(name for name in files if not name.startswith("."))
+        found += [Path(place, name) for name in shown if name.lower().endswith(EXTENSIONS)]
     if not found:
         raise UsageError(f"{folder} has no images in it ({', '.join(EXTENSIONS)})")
     return found

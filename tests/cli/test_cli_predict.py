@@ -90,6 +90,24 @@ def test_a_folder_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert line.split("  ") == [name, *said]
 
 
+def test_several_images_and_folders(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a shell's ``*.png`` gives them, in the order in which they are given."""
+    sources = ["images/wasp", "images/ant/00.png", "images/bee/01.png"]
+    code, out, _ = run(capsys, "predict", "m.safetensors", *sources, "--top", "1")
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert code == 0 and names == ["images/wasp/05.png", "images/wasp/11.png", *sources[1:]]
+    code, out, err = run(capsys, "predict", "m.safetensors", "images", "store/insects")
+    assert (code, out) == (2, "") and "store/insects: there is no such image or folder" in err
+    assert err.endswith("only one dataset can be given\n") and err.count("\n") == 1
+
+
+def test_hidden_files_are_left_out(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("images/ant", tmp_path / "ant")
+    (tmp_path / "ant" / "._00.png").write_bytes(b"no image")
+    code, out, err = run(capsys, "predict", "m.safetensors", str(tmp_path / "ant"))
+    assert (code, err, out.count("\n")) == (0, "", 2)
+
+
 def test_a_file_of_predictions(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "found.csv"
     code, out, _ = run(

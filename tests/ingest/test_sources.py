@@ -78,8 +78,20 @@ def test_links_that_lead_nowhere_are_counted(tmp_path: Path) -> None:
     source = open_source(str(root))
     assert source.count == 9
     assert source.note == (
-        "3 files were left out: no images by their names, in no class's folder, or links that lead nowhere"
+        "3 files were left out: hidden, no images by their names, in no class's folder, or links that lead nowhere; "
+        f"the first is {root / 'cat' / 'gone.jpg'}"
     )
+
+
+def test_hidden_files_and_folders_are_no_samples(tmp_path: Path) -> None:
+    """Those of macOS, Jupyter and others beside each image: they would be damaged images, or each image twice."""
+    root = image_folder(tmp_path)
+    (root / "cat" / "._b.jpg").write_bytes(b"no image")
+    (root / "cat" / ".ipynb_checkpoints").mkdir()
+    image_file(root / "cat" / ".ipynb_checkpoints" / "b-checkpoint.png", 3)
+    source = open_source(str(root))
+    assert source.count == 8 and source.note.startswith("2 files were left out: hidden, ")
+    assert source.note.endswith("/cat/._b.jpg")
 
 
 def test_what_lies_in_no_class_is_counted(tmp_path: Path) -> None:

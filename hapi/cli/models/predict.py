@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     configure_model(parser)
     parser.add_argument(
-        "source", metavar="SOURCE", help="an image, a folder of images, or a dataset as STORE/NAME"
+        "source", metavar="SOURCE", nargs="+", help="images and folders of images, or a dataset as STORE/NAME"
     )
     parser.add_argument(
         "--top", type=count(1, 1_000_000), metavar="N",
@@ -66,17 +66,20 @@ def open_model(args: argparse.Namespace) -> LoadedModel:
 
 def run(args: argparse.Namespace) -> int:
     """A line for each image, or a file of them."""
-    check_outputs((("--csv", args.csv),), (("MODEL", args.model), ("SOURCE", args.source)))
-    model = open_model(args)
-    place = user_path(args.source, "SOURCE")
-    if place.exists():
-        files = image_files(place) if place.is_dir() else [place]
-        return _report(args, model, predict_images(model, files, args.batch_size), len(files))
-    if "/" not in args.source:
+    inputs = [("SOURCE", source) for source in args.source]
+    check_outputs((("--csv", args.csv),), (("MODEL", args.model), *inputs))
+    places = [user_path(source, "SOURCE") for source in args.source]
+    absent = [source for source, place in zip(args.source, places, strict=True) if not place.exists()]
+    if absent and (len(places) > 1 or "/" not in absent[0]):
+        one = "; only one dataset can be given" if "/" in absent[0] else ""
         raise UsageError(
-            f"{args.source}: there is no such image or folder; a dataset's address has the form STORE/NAME"
+            f"{absent[0]}: there is no such image or folder; a dataset's address has the form STORE/NAME{one}"
         )
-    with closing(open_dataset(args.source)) as dataset:
+    model = open_model(args)
+    if not absent:
+        files = [file for p in places for file in (image_files(p) if p.is_dir() else [p])]
+        return _report(args, model, predict_images(model, files, args.batch_size), len(files))
+    with closing(open_dataset(absent[0])) as dataset:
         outputs = predict_dataset(model, dataset, args.batch_size)
         return _report(args, model, outputs, dataset.count, _comparable(model, dataset))
 

@@ -1,4 +1,6 @@
-"""A folder of images as in torchvision's ImageFolder: FOLDER/CLASS/**/image. Files stay as they are."""
+"""A folder of images as in torchvision's ImageFolder, but for hidden ones: FOLDER/CLASS/**/image. Files stay as they
+are.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from hapi.errors import UsageError
 from hapi.ingest.parts import training_and_other
 from hapi.ingest.sources.base import Source
 from hapi.store.walk import GONE
+from hapi.text import printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """File suffixes of torchvision's ImageFolder."""
@@ -32,12 +35,13 @@ class FolderSource(Source):
         self._ends: np.ndarray = np.empty(0, dtype=np.int64)
         self._files = xxhash.xxh3_128()
         self._left_out = 0
+        self._first_left_out = ""
         self.classes = self._class_names()
         self._scan()
         if self._left_out:
             self.note = (
-                f"{self._left_out} files were left out: no images by their names, in no class's folder, or links "
-                f"that lead nowhere{'; ' if self.note else ''}{self.note}"
+                f"{self._left_out} files were left out: hidden, no images by their names, in no class's folder, or "
+                f"links that lead nowhere; the first is {self._first_left_out}{'; ' if self.note else ''}{self.note}"
             )
 
     def _class_names(self) -> tuple[str, ...]:
@@ -52,7 +56,7 @@ class FolderSource(Source):
             if _is_folder(entry):
                 (stores if _identity(entry.path) in self._apart else names).append(entry.name)
             elif entry.name.lower().endswith(EXTENSIONS) or _state(entry) is None:
-                self._left_out += 1
+                self._leave_out(entry)
         if stores:
             self.note = f"no class, as the dataset goes there: {', '.join(stores)}"
         classes = tuple(names)
@@ -95,9 +99,10 @@ class FolderSource(Source):
                 if (
                     state is None
                     or not stat.S_ISREG(state.st_mode)
+                    or entry.name.startswith(".")
                     or not entry.name.lower().endswith(EXTENSIONS)
                 ):
-                    self._left_out += 1
+                    self._leave_out(entry)
                     continue
                 relative = os.path.relpath(entry.path, self.root)
                 if not self._accepts(relative):
@@ -106,6 +111,11 @@ class FolderSource(Source):
                 self._files.update(path + b"\0%d %d\0" % (state.st_size, state.st_mtime_ns))
                 self._names += path
                 yield len(self._names)
+
+    def _leave_out(self, entry: os.DirEntry[str]) -> None:
+        """Count a file that is no sample."""
+        self._first_left_out = self._first_left_out or printable(entry.path)
+        self._left_out += 1
 
     def _accepts(self, path: str) -> bool:
         """Whether an image at this path from the folder is a sample."""
@@ -153,7 +163,7 @@ def _identity(folder: str | Path) -> tuple[int, int] | None:
 
 
 def _folders(top: Path, apart: Set[tuple[int, int] | None]) -> Iterator[str]:
-    """``top`` and all folders below but those ``apart``; links are followed, each folder once (also a link upwards)."""
+    """``top`` and all folders below but hidden ones and those ``apart``; links are followed, each folder once."""
     seen = set(apart)
     waiting = [str(top)]
     while waiting:
@@ -164,7 +174,7 @@ def _folders(top: Path, apart: Set[tuple[int, int] | None]) -> Iterator[str]:
                 continue
             seen.add((state.st_dev, state.st_ino))
             with os.scandir(folder) as entries:
-                waiting += [entry.path for entry in entries if _is_folder(entry)]
+                waiting += [e.path for e in entries if not e.name.startswith(".") and _is_folder(e)]
         except OSError as error:
             raise UsageError(f"{folder}: {error.strerror}; it cannot be read") from error
         yield folder
