@@ -28,7 +28,7 @@ log = logging.getLogger("hapi.cache")
 LOOK_SECONDS = 1.0
 """Seconds between two looks for segments of other processes."""
 _MOST_OPEN = 4096
-"""Files of segments that stay open, or a quarter of what the system allows if that is less."""
+"""Files of segments that stay open in this process, or a quarter of what the system allows if that is less."""
 _FRESH_SECONDS = 0.1
 """A folder's time tells of changes only after this long: it has the resolution of the kernel's tick."""
 _NEVER = -1
@@ -68,6 +68,31 @@ class _Segment:
             self.descriptor = None
 
 
+class _OpenFiles:
+    """Number of segments' files that all catalogs of this process keep open. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+
+    def admits(self) -> bool:
+        """Count one more, if the process may have it."""
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = _MOST_OPEN if allowed == resource.RLIM_INFINITY else min(_MOST_OPEN, allowed // 4)
+        with self._lock:
+            if self._count >= limit:
+                return False
+            self._count += 1
+            return True
+
+    def leave(self, count: int) -> None:
+        """Count ``count`` less."""
+        with self._lock:
+            self._count -= count
+
+
+_OPEN = _OpenFiles()
+
+
 class Catalogue:
     """Contents of the segments in one folder. Thread-safe."""
 
@@ -90,10 +115,9 @@ class Catalogue:
         self._retired: list[_Segment] = []
         """Forgotten segments whose file some thread may still have open."""
         self._lock = threading.Lock()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_open = _MOST_OPEN if limit == resource.RLIM_INFINITY else min(_MOST_OPEN, limit // 4)
+        self._open = _OPEN
         """Files that are kept open; the others are opened for each read."""
-        self._open = 0
+        self._own_open = 0
         self._looked = self._seen_at = 0.0
         self._seen = _NEVER
         self._settled = False
@@ -142,9 +166,9 @@ class Catalogue:
                 self._forget(number)
                 self._look_again(segment.path, error)
                 return None
-            if kept is None and self._open < self._most_open:
+            if kept is None and self._open.admits():
                 segment.descriptor = descriptor
-                self._open += 1
+                self._own_open += 1
             else:
                 opened.callback(os.close, descriptor)
             return descriptor
@@ -191,8 +215,8 @@ class Catalogue:
             segment, self._written = self._written, None
             if segment is not None:
                 segment.path = path
-                if number in self._segments and self._open < self._most_open:
-                    self._open += 1
+                if number in self._segments and self._open.admits():
+                    self._own_open += 1
                 else:
                     segment.close()
 
@@ -219,6 +243,8 @@ class Catalogue:
                 segment.close()
             self._segments.clear()
             self._retired.clear()
+            self._open.leave(self._own_open)
+            self._own_open = 0
 
     # -- all below under the lock ------------------------------------------------------------------------
 

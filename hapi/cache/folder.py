@@ -26,11 +26,10 @@ import contextlib
 import fcntl
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -38,14 +37,15 @@ from typing import NamedTuple
 from hapi.cache.disk_rates import DiskRates, measure_disk
 from hapi.cache.recovery import recover
 from hapi.cache.segments import seed_of
+from hapi.cache.writing.bounds import half_of
+from hapi.cache.writing.fast_part import FILE as RATES
+from hapi.cache.writing.fast_part import MOST_BYTES as RATES_BYTES
 from hapi.cache.writing.fast_part import FastPart, WriteLog
 from hapi.errors import ConflictError, UsageError
 from hapi.paths import user_path
 from hapi.process.file_locks import is_locked, lock_at_once
 from hapi.wire.references import DatasetReference
 
-MAX_DEFAULT_BYTES = 100 * 10**9
-"""Largest default budget."""
 MARKER = "hapi-cache"
 _OLD_MARKER = "hapi-sample-cache"
 _FORMAT = b"3\n"
@@ -82,6 +82,8 @@ class CacheFolder:
         """Describe a folder that is in order; use :meth:`open`."""
         self.path = path
         self.budget = budget
+        self._is_default = False
+        """True for a budget that nobody named."""
         self._probe_lock = threading.Lock()
         self._probed: DiskRates | None = None
         self.writes = WriteLog()
@@ -109,7 +111,7 @@ class CacheFolder:
                 _check_marker(folder, f"{what} {path}")
             found = cls(folder, 0 if budget is None else budget)
             if budget is None:
-                found.budget = found._default_budget(nearest)
+                found.budget, found._is_default = found._default_budget(nearest), True
         return found
 
     def _default_budget(self, nearest: Path) -> int:
@@ -117,7 +119,13 @@ class CacheFolder:
         held = 0
         with contextlib.suppress(OSError, ConflictError):  # of one that goes away, or is in use just now
             held = sum(version.bytes for version in self.versions())
-        return min(MAX_DEFAULT_BYTES, (shutil.disk_usage(nearest).free + held) // 2)
+        return half_of(nearest, held)
+
+    def _present_budget(self, held: int) -> int:
+        """Bytes that versions, which have ``held``, may have; a default leaves room where others fill the disk."""
+        budget = min(self.budget, half_of(self.path, held)) if self._is_default else self.budget
+        own = (self.path / name for name in (MARKER, _LOCK, RATES))
+        return budget - sum(path.stat().st_size for path in own if path.exists())
 
     def probed_rates(self) -> DiskRates:
         """Return the rates of the folder's disk by a short probe, made once; None for what could not be measured."""
@@ -154,7 +162,10 @@ class CacheFolder:
         if found is not None and found != known:
             with self._probe_lock:
                 self._fast_part = found
-            found.save(self.path)
+            with contextlib.suppress(OSError, ConflictError), self.locked():
+                held = sum(map(self._counted, self._versions()))
+                if self._present_budget(held) - held >= RATES_BYTES:
+                    found.save(self.path)
 
     @property
     def exists(self) -> bool:
@@ -221,25 +232,35 @@ class CacheFolder:
                     if _is_empty(folder):
                         self._remove(folder)
 
-    def reserve(self, folder: Path, wanted: int, min_bytes: int) -> Reserved | None:
+    def reserve(
+        self,
+        folder: Path,
+        wanted: int,
+        min_bytes: int,
+        settle: Callable[[int], int | None] | None = None,
+    ) -> Reserved | None:
         """Make a new open file in ``folder`` within the budget.
 
         Args:
             folder: folder of a dataset version.
             wanted: size in bytes; less if the budget leaves less.
             min_bytes: smallest useful size in bytes.
+            settle: writes what belongs beside the file, in that many bytes at most, and returns by how many the folder
+                has grown; None when they are too few.
 
         Returns:
             The locked file; None when less than ``min_bytes`` is left.
         """
         with self.locked():
             sizes = {version: self._counted(version) for version in self._versions()}
-            left = self.budget - len(_FORMAT) - sum(sizes.values())
+            left = self._present_budget(sum(sizes.values())) - sum(sizes.values())
             for version in sorted(sizes, key=_used_at) if left < wanted else ():
-                if left < wanted and self._remove(version):
-                    left += sizes[version]
-            capacity = min(wanted, left)
-            if capacity < min_bytes:
+                with contextlib.suppress(OSError):  # files of others are in it
+                    if left < wanted and self._remove(version):
+                        left += sizes[version]
+            grown = 0 if settle is None else settle(left - min_bytes)
+            capacity = min(wanted, left - (grown or 0))
+            if grown is None or capacity < min_bytes:
                 return None
             token = secrets.token_hex(8)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -315,7 +336,8 @@ class CacheFolder:
         with os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # a damaged segment goes without the lock
-                    total += entry.stat(follow_symlinks=False).st_size
+                    if not entry.is_dir(follow_symlinks=False):
+                        total += entry.stat(follow_symlinks=False).st_size
         return total
 
     def _remove(self, folder: Path) -> bool:

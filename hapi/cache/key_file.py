@@ -44,27 +44,42 @@ def read_key_file(folder: Path) -> KeyFile | None:
     return None
 
 
-def settle_key(folder: Path, wanted: KeyFile) -> None:
-    """Check that ``folder`` is of a key, and write that it is; the caller has the cache's lock.
-
-    Args:
-        folder: folder of the features.
-        wanted: the key, and lines that are added to those about what computed the features.
-
-    Raises:
-        DataError: the folder is of another key.
-        OSError: it cannot be written.
-    """
+def check_key(folder: Path, wanted: KeyFile) -> KeyFile | None:
+    """Return the content of the file in ``folder``, if there is any; :class:`DataError` when it is of another key."""
     found = read_key_file(folder)
     if found is not None and found.key != wanted.key:
         raise DataError(
             f"{folder}: holds features of another key; remove it with 'hapi cache clear --only {folder.name}'"
         )
+    return found
+
+
+def settle_key(folder: Path, wanted: KeyFile, room: int) -> int | None:
+    """Check that ``folder`` is of a key, and write that it is; the caller has the cache's lock.
+
+    Args:
+        folder: folder of the features.
+        wanted: the key, and lines that are added to those about what computed the features.
+        room: most bytes that may be written.
+
+    Returns:
+        The bytes by which the folder has grown; None when there is no room, and nothing was written.
+
+    Raises:
+        DataError: the folder is of another key.
+        OSError: it cannot be written.
+    """
+    found = check_key(folder, wanted)
     if found is not None and set(wanted.made_with) <= set(found.made_with):
-        return
+        return 0
     dataset = wanted.dataset if found is None else found.dataset
     lines = sorted({*wanted.made_with, *(() if found is None else found.made_with)})
-    new = folder / f"{KEY_FILE}.new"
     content = {"key": wanted.key, "digest": digest_of(wanted.key), "dataset": dataset, "made_with": lines}
-    new.write_text(json.dumps(content, indent=1) + "\n")
-    new.replace(folder / KEY_FILE)
+    text = (json.dumps(content, indent=1) + "\n").encode()
+    if len(text) > room:
+        return None
+    path, new = folder / KEY_FILE, folder / f"{KEY_FILE}.new"
+    before = path.stat().st_size if path.exists() else 0
+    new.write_bytes(text)
+    new.replace(path)
+    return len(text) - before

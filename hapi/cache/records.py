@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.cache.catalog import Catalogue, RecordLocations
 from hapi.cache.disk_rates import DiskRates, RateMeter
 from hapi.cache.folder import OPEN, CacheFolder
-from hapi.cache.key_file import KeyFile, settle_key
+from hapi.cache.key_file import KEY_FILE, KeyFile, check_key, settle_key
 from hapi.cache.segments import (
     HEAD_WORDS,
     SegmentWriter,
@@ -53,6 +54,8 @@ SEGMENT_BYTES = 64 << 20
 _SEGMENTS = 16
 _LONGEST = 1 << 30
 """Bytes of a record: it is one read, and places in a segment have 32 bits."""
+_MOST_KEY_BYTES = 16 << 10
+"""Bytes of a file that says of which key a version is, where it is written anew."""
 _FULL_SECONDS, _FULL_DISK_SECONDS = 10.0, 60.0
 """Seconds between two looks for new room: in the budget, and on a disk without any."""
 
@@ -116,15 +119,20 @@ class RecordCache(Closing):
                 return
             users = self.folder.attach(self.path)
             try:
-                if self._key is not None:
-                    with self.folder.locked():
-                        settle_key(self.path, replace(self._key, made_with=()))
+                self._check_key()
                 with contextlib.suppress(OSError, ConflictError):
                     self.folder.recover(self.path)
             except BaseException:
                 os.close(users)
                 raise
             self._users = users
+
+    def _check_key(self) -> None:
+        """Check that the version is of the key, and mend a file that does not say so any more."""
+        if self._key is None or check_key(self.path, self._key) or not (self.path / KEY_FILE).exists():
+            return
+        with contextlib.suppress(OSError, ConflictError), self.folder.locked():
+            settle_key(self.path, replace(self._key, made_with=()), _MOST_KEY_BYTES)
 
     def _attach_if_there(self) -> None:
         """Mark as used what another process has begun since the cache was opened."""
@@ -339,11 +347,10 @@ class RecordCache(Closing):
         if min_bytes > self.folder.budget:
             return None
         self._attach()
-        if self._key is not None:
-            with self.folder.locked():
-                settle_key(self.path, self._key)
         self.folder.recover(self.path)
-        reserved = self.folder.reserve(self.path, max(self.segment_bytes, min_bytes), min_bytes)
+        key = self._key
+        settle = None if key is None else partial(settle_key, self.path, key)
+        reserved = self.folder.reserve(self.path, max(self.segment_bytes, min_bytes), min_bytes, settle)
         if reserved is None:
             return None
         writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed, self._form)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from support.cache_tools import BUDGET, cache_at, found, samples_of
 
-from hapi.cache.folder import MAX_DEFAULT_BYTES, CacheFolder
+from hapi.cache.folder import CacheFolder
 from hapi.cache.open_folder import default_path, open_cache_folder
+from hapi.cache.writing.bounds import MAX_DEFAULT_BYTES
 from hapi.errors import UsageError
 
 

@@ -287,7 +287,7 @@ def test_a_segment_is_read_while_it_is_written_and_sealed(
     cache: SampleCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader's file is his own: it stays open when the writer's is closed in the middle of his read."""
-    cache._catalogue._most_open = 0
+    monkeypatch.setattr(cache_catalogue, "_MOST_OPEN", 0)
     cache.put(samples_of(range(20)))
     read = os.preadv
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from hapi.atomic import write_atomically
 from hapi.wire.documents import parse_document
 
-FILE = "rates.json"
+FILE, MOST_BYTES = "rates.json", 256
+"""Name of the file that remembers it, and bytes that it needs at most."""
 SLOW_BYTES = 128 << 20
 """Bytes that must have been written slowly: less may be the work of others."""
 STEP = 2.0
