@@ -88,6 +88,12 @@ def test_what_runs_found_out_about_a_disk_is_planned_with(
     FastPart(10**9, 4e8, 5e7).save(tmp_path)
     terms, _ = replayed(saved, capsys, "--cache", "1GB", "--cache-dir", str(tmp_path))
     assert terms.facts.client == Storage(bytes=10**9, read=8e8, write=4e8, slow_write=5e7, fast_bytes=10**9)
+    named, _ = replayed(
+        saved, capsys, "--cache", "1GB", "--cache-dir", str(tmp_path), "--disk-write", "200MB/s"
+    )
+    assert named.facts.client == Storage(bytes=10**9, read=8e8, write=2e8), (
+        "a rate that was named is that rate"
+    )
     elsewhere, _ = replayed(saved, capsys, "--cache", "1GB", "--cache-dir", str(tmp_path / "new"))
     assert elsewhere.facts.client == Storage(bytes=10**9, read=8e8, write=4e8)
 

@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_RATE,
         metavar="RATE",
         help="bytes per second that they write once their fast part is full; with --disk-fast "
-        "(default: no slower, or as the profile's run, or --cache with runs before, found it)",
+        "(default: no slower, or without --disk-write as the profile's run, or --cache with runs before, found it)",
     )
     parser.add_argument(
         "--disk-fast",
@@ -146,6 +146,8 @@ def _facts(args: argparse.Namespace, run: ReportedReuse | None, usual: Storage) 
         if nbytes == 0 or (nbytes is None and before is None):
             return None
         found = before or usual
+        if args.disk_write is not None:  # the rate of all that is written, unless another flag says otherwise
+            found = replace(found, slow_write=None, fast_bytes=0)
         if args.disk_fast is not None:
             found = replace(found, slow_write=args.disk_slow_write, fast_bytes=args.disk_fast)
         return replace(
