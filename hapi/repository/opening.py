@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from hapi.repository.known.documents import KnownDocuments
 from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.packs.lost import pack_sizes, problem_of_packs
-from hapi.repository.packs.structure_key import structure_key
+from hapi.repository.packs.structure_key import plain_structure_key, structure_key
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import ModelStructure
 from hapi.repository.versions import (
@@ -124,11 +125,17 @@ def read_structure(store: ObjectStore, digest: str) -> ModelStructure:
     """Read a structure; see :func:`structure_of_digest`, which reads it once."""
     key = structure_key(check_digest(digest, "structure"))
     where = f"{store.url}/{key}"
+    with suppress(NotFoundError):
+        return ModelStructure.from_stored(store.get(key), digest, where)
     try:
-        data = store.get(key)
+        return ModelStructure.from_bytes(store.get(plain_structure_key(digest)), digest, where)
     except NotFoundError:
         raise DataError(f"{where} is missing; push the model again") from None
-    return ModelStructure.from_bytes(data, digest, where)
+
+
+def has_structure(store: ObjectStore, digest: str) -> bool:
+    """Return whether the store has a structure of this digest."""
+    return store.exists(structure_key(digest)) or store.exists(plain_structure_key(digest))
 
 
 def list_models(store: ObjectStore) -> list[ModelSummary]:

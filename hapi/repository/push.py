@@ -264,14 +264,14 @@ def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repai
     whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
     if newest is not None and whole and not plan.packs and _same(newest, draft):
         if repair:
-            store.put(newest.structure.key, newest.structure.to_bytes())
+            store.put(newest.structure.key, newest.structure.to_stored())
         return Pushed(model=StoredModel(store, newest), written=draft.content.written, new=False)
     for pack in plan.packs:
         write_pack(store, push, pack)
     keep_heads(store, {pack.id: pack.header for pack in plan.packs})
     structure = draft.structure
     if repair or not store.exists(structure.key):
-        store.put(structure.key, structure.to_bytes())
+        store.put(structure.key, structure.to_stored())
     manifest = draft.manifest(name, plan)
     _check_packs(store, plan)
     push.lease.check()

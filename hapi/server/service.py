@@ -23,8 +23,7 @@ from hapi.data.transforms.decode_limits import DecodeLimits
 from hapi.errors import BadRequestError, DataError, NotFoundError, TooLargeError
 from hapi.process.machine_id import machine_id
 from hapi.repository.manifest import ModelManifest, structure_of_document
-from hapi.repository.opening import list_models, open_model, read_structure
-from hapi.repository.packs.structure_key import structure_key
+from hapi.repository.opening import has_structure, list_models, open_model, read_structure
 from hapi.repository.versions import list_versions, model_names, read_document, version_key
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext
@@ -235,7 +234,7 @@ class Service:
 
     def _structure(self, digest: str, access: Access) -> dict[str, Any]:
         seen = "*" in access.models or self._has_structure(digest, access)
-        if not seen or not self.store.exists(structure_key(digest)):
+        if not seen or not has_structure(self.store, digest):
             raise NotFoundError(f"there is no structure {digest} here")
         return read_structure(self.store, digest).to_json()
 

@@ -71,7 +71,7 @@ def models(data: bytes) -> None:
         except (ValueError, RecursionError, AttributeError):
             pass
     structure = _model_structure()
-    store().put(structure.key, structure.to_bytes())
+    store().put(structure.key, structure.to_stored())
     store().put(version_key("fuzzed", 1), gzip.compress(body, 1) if data[:1] == SEALED else body)
     store().put(pack_key("a" * 32), bytes(64 + 24))
     for summary in list_models(store()):

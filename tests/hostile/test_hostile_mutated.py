@@ -116,7 +116,7 @@ def change_model(files: Files, rng: random.Random) -> None:
     """The places or the forms of the tensors that are read first, or anything."""
     document = json.loads(decompressed(files[MODEL]))
     (key,) = (key for key in files if key.startswith("repository/structures/"))
-    structure, kind = json.loads(files[key]), rng.random()
+    structure, kind = json.loads(decompressed(files[key])), rng.random()
     if kind < 0.3:
         document["tensors"][:3] = [changed(tensor, rng) for tensor in document["tensors"][:3]]
     elif kind < 0.6:
@@ -128,7 +128,7 @@ def change_model(files: Files, rng: random.Random) -> None:
     if kind < 0.8:  # as a liar's would, its digest fits
         text = json.dumps(structure).encode()
         document["structure"] = content_digest(text)
-        files[structure_key(document["structure"])] = text
+        files[structure_key(document["structure"])] = gzip.compress(text)
     document["checksum"] = document_checksum(document)
     files[MODEL] = gzip.compress(json.dumps(document).encode())
 

@@ -264,10 +264,18 @@ def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: f
 def test_a_flipped_bit_in_the_structure_is_found(pushed_folder: Path, position: float, bit: int) -> None:
     structure = open_model(LocalStore(str(pushed_folder)), "net").manifest.structure
     data = bytearray((pushed_folder / structure.key).read_bytes())
-    assert ModelStructure.from_bytes(bytes(data), structure.digest, "it") == structure
+    assert ModelStructure.from_stored(bytes(data), structure.digest, "it") == structure
     data[int(position * len(data))] ^= 1 << bit
-    with pytest.raises(DataError, match=r"^it is "):
-        ModelStructure.from_bytes(bytes(data), structure.digest, "it")
+    try:
+        found = ModelStructure.from_stored(bytes(data), structure.digest, "it")
+    except DataError as error:
+        assert str(error).startswith("it is damaged")
+    else:  # of gzip's header, such as the time
+        assert found == structure and position * len(data) < 10
+    plain = bytearray(structure.to_bytes())
+    plain[int(position * len(plain))] ^= 1 << bit
+    with pytest.raises(DataError, match=r"^it is damaged"):
+        ModelStructure.from_bytes(bytes(plain), structure.digest, "it")
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"format": 3}, "x"])

@@ -21,7 +21,7 @@ from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.packs.journal import PUSHES, Journal, Needed
 from hapi.repository.packs.place import PACKS, REPOSITORY, is_pack, pack_id, pack_key
 from hapi.repository.packs.pushes import COLLECTION, CONDEMNED, condemn, remove_dead_locks
-from hapi.repository.packs.structure_key import STRUCTURES, structure_key
+from hapi.repository.packs.structure_key import STRUCTURES, structure_of_key
 from hapi.repository.versions import (
     MODELS,
     NAME_LOCK,
@@ -86,7 +86,7 @@ def _remove_garbage(store: ObjectStore, journal: Journal, lease: Lease) -> tuple
     going = _garbage(store, journal)
     if going:
         packs = frozenset(pack_id(key) for key in going if is_pack(key))
-        others = (key.rpartition("/")[2].removesuffix(".json") for key in going if not is_pack(key))
+        others = (structure_of_key(key) for key in going if not is_pack(key))
         condemn(store, Needed(packs, frozenset(others)))
         now = _garbage(store, journal)
         going = {key: info for key, info in going.items() if key in now}
@@ -227,8 +227,12 @@ def _garbage(store: ObjectStore, journal: Journal) -> Mapping[str, ObjectInfo]:
     pushes = journal.needed
     models = _needed_by_models(store, journal)
     needed = {pack_key(pack) for pack in models.packs | pushes.packs}
-    needed |= {structure_key(digest) for digest in models.structures | pushes.structures}
-    return {info.key: info for info in listed if info.key not in needed}
+    structures = models.structures | pushes.structures
+    return {
+        info.key: info
+        for info in listed
+        if info.key not in needed and (is_pack(info.key) or structure_of_key(info.key) not in structures)
+    }
 
 
 def _text(document: Mapping[str, object], field: str, where: str) -> str:
