@@ -18,7 +18,7 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.difference import Difference, LayerChange, compare
 from hapi.repository.opening import open_model
 from hapi.repository.push import push
-from hapi.repository.relatives import relatives
+from hapi.repository.relatives import relatives, relatives_of
 from hapi.repository.versions import version_key
 from hapi.store.local import LocalStore
 
@@ -140,6 +140,32 @@ def test_the_relatives_of_a_model(folder: Path) -> None:
         "deeper": (6, found["deeper"][1]), "early": (14, 1),
     }  # fmt: skip
     assert list(found)[:2] == ["again", "larger"]
+
+
+def test_the_relatives_of_an_architecture_that_is_not_pushed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which models begin alike is known before anything is pushed, and without weights."""
+    asked = ("layers", "resnet18", "--input-size", "32", "--relatives")
+    assert main([*asked, str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["relatives"]
+    same = dict.fromkeys(("again", "base", "early", "larger", "other-head", "tuned"), 13)
+    assert found == {**same, "deeper": 6, "settings": 6} and list(found)[:6] == list(same)
+    assert main([*asked, str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "settings has its first 6 layers"
+    assert (
+        main(["layers", f"store:{folder}/tuned", "--input-size", "32", "--relatives", str(folder), "--json"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["relatives"] == {**dict.fromkeys(same, 13), "again": 14, "base": 14,
+        "early": 14, "larger": 14, "tuned": 14, "deeper": 6, "settings": 6}  # fmt: skip
+    assert main([*asked, str(tmp_path / "nothing")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_the_relatives_of_a_model_in_memory(folder: Path) -> None:
+    found = {r.name: r.same_weights for r in relatives_of(LocalStore(str(folder)), build(SPEC).identities())}
+    assert found["base"] == found["again"] == 14 and found["tuned"] == 11 and found["early"] == 1
 
 
 def test_the_command_that_shows_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

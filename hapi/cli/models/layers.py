@@ -32,6 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-cuts", action="store_true", help="every cut point, not the paper's list or the blocks"
     )
+    parser.add_argument(
+        "--relatives",
+        metavar="STORE",
+        help="also list the pushed models of a store whose first layers have the same structure",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -40,11 +45,28 @@ def run(args: argparse.Namespace) -> int:
     model = _structure(args)
     if args.all_cuts:
         model = model.with_all_cuts()
+    found = _relatives(model, args.relatives) if args.relatives is not None else {}
     if args.json:
-        print(json.dumps({"default_freeze": model.default_freeze, "layers": _rows(model)}, indent=1))
-    else:
-        _print(model, args.model)
+        document: dict[str, Any] = {"default_freeze": model.default_freeze, "layers": _rows(model)}
+        if args.relatives is not None:
+            document["relatives"] = found
+        print(json.dumps(document, indent=1))
+        return 0
+    _print(model, args.model)
+    for name, count in found.items():
+        print(f"{printable(name)} has its first {count} layers")
     return 0
+
+
+def _relatives(model: LayeredModel, url: str) -> dict[str, int]:
+    """Number of the first layers that each pushed model of a store has, too, by its name; most come first."""
+    from hapi.repository.relatives import relatives_of
+
+    store = open_store(url)
+    store.ping()
+    # Weights are unknown, and say nothing about the structure.
+    model.expected_digests = {**dict.fromkeys(model.tensors.names(), "0" * 32), **model.expected_digests}
+    return {relative.name: relative.same_structure for relative in relatives_of(store, model.identities())}
 
 
 def _structure(args: argparse.Namespace) -> LayeredModel:
