@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ _STEP_BYTES = 20
 """That a step with AdamW moves for each parameter."""
 _DISK_BYTES = 29
 """On the disk for each parameter: two slots, and gradients."""
-_BESIDE_ACTIVATIONS = 5.3
-"""Bytes of memory for each parameter of what an offloaded step holds beside activations."""
 _BELOW_STATES = 15
 """Bytes of memory for each parameter in which parameters, gradients and AdamW's states do not fit."""
+WITHOUT_GRADIENTS = 10
+"""Bytes of memory for each parameter in which a pass fits, and gradients are not kept until the step."""
 _PROBED_BYTES = 240 << 20
 _LEAST_ROWS = 8
 _USUAL_ROWS = 64
@@ -135,7 +135,9 @@ class _Bench:
         activations = rows * ROW_BYTES * blocks_of(group.tail)
         return each * parameters_of(group.tail) + 1.1 * activations + _PROCESS_BYTES
 
-    def _task(self, group: OffloadGroup, way: str, rows: int, folder: Path) -> TrainTask:
+    def _task(
+        self, group: OffloadGroup, way: str, rows: int, folder: Path, memory: int | None = None
+    ) -> TrainTask:
         drives = [folder / f"{way}-{number}" for number in range(group.drives if way != HOST else 0)]
         for drive in drives:
             drive.mkdir(parents=True, exist_ok=True)
@@ -143,22 +145,24 @@ class _Bench:
             way=way,
             blocks=blocks_of(group.tail),
             rows=rows,
-            memory=_memory_given(group, rows),
+            memory=_memory_given(group, rows) if memory is None else memory,
             folders=tuple(map(str, drives)),
             rate=group.rate,
             clipped=group.clipped,
             device=self._settings.device,
+            has_floor=group.room is None,
         )
 
     def _measure(self, group: OffloadGroup, ways: Sequence[str], rows: int) -> None:
         """Let ``ways`` take turns."""
         settings = self._settings
+        memory = None if group.room is None else self._memory_with_a_choice(group, group.room, rows)
         is_large = group.tail == _LARGEST
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="group-", dir=self._folder)))
             clients: dict[str, TrainingClient] = {}
             for way in ways:
-                task = self._task(group, way, rows, folder)
+                task = self._task(group, way, rows, folder, memory)
                 clients[way] = TrainingClient(task, folder / f"{way}.log", settings.limit, settings.threads)
                 stack.callback(clients[way].stop)
             for way, client in tuple(clients.items()):
@@ -179,6 +183,24 @@ class _Bench:
                 job = {"rows": rows, "parameters": parameters_of(group.tail), "drives": group.drives}
                 record = {"kind": "turn", "group": group.key, "turn": round_index, "ways": list(clients)}
                 self._results.add({**record, **job, "answers": answers})
+
+    def _memory_with_a_choice(self, group: OffloadGroup, share: float, rows: int) -> int:
+        """Return the memory at a share of the way from what a pass of this batch needs at least to where all fits."""
+        for record in self._results.records:
+            if record["kind"] == "needs" and record["group"] == group.key and record["rows"] == rows:
+                return memory_between(record, share)
+        memory = int(WITHOUT_GRADIENTS * parameters_of(group.tail))
+        with tempfile.TemporaryDirectory(prefix="group-", dir=self._folder) as made:
+            task = self._task(group, ACTIVE, rows, Path(made), memory)
+            client = TrainingClient(task, Path(made) / "log", self._settings.limit, self._settings.threads)
+            try:
+                client.call(do="warm", steps=2)
+                found = client.call(do="needs")
+            finally:
+                client.stop()
+        needs = {name: found[name] for name in ("constant", "least", "most")}
+        self._results.add({"kind": "needs", "group": group.key, "rows": rows, **needs})
+        return memory_between(needs, share)
 
     def _rate(self, client: TrainingClient, group: OffloadGroup) -> float:
         nbytes = _PROBED_BYTES // (4 if group.rate or self._settings.quick else 1)
@@ -235,10 +257,13 @@ class _Bench:
         return record
 
 
+def memory_between(needs: Mapping[str, float], share: float) -> int:
+    """Return the bytes at ``share`` of the way from ``least`` to ``most``, beside the constant ones."""
+    return int(needs["constant"] + needs["least"] + share * max(0.0, needs["most"] - needs["least"]))
+
+
 def _memory_given(group: OffloadGroup, rows: int) -> int:
     parameters, activations = parameters_of(group.tail), rows * ROW_BYTES * blocks_of(group.tail)
-    if group.room is not None:
-        return int(_BESIDE_ACTIVATIONS * parameters + group.room * activations)
     # Never so much that AdamW's states have room.
     return int(min(group.memory_share * (16 * parameters + activations), _BELOW_STATES * parameters))
 

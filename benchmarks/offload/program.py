@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import hapi
 from benchmarks.offload.drives import mixed_rate, use_slow_drives
 from benchmarks.offload.others import LEARNING_RATE, Loop, OptimizerLoop, other_loop
+from benchmarks.offload.rollback import UndoLogStates, use_undo_log
 from benchmarks.offload.settings import (
     ASIDE,
     CHECKPOINTED,
@@ -31,6 +32,7 @@ from benchmarks.offload.settings import (
     OFFLOADED,
     OTHERS,
     RECOMPUTE,
+    ROLLBACK,
     SAVED,
     SERIAL,
     SHARES,
@@ -38,8 +40,11 @@ from benchmarks.offload.settings import (
     WIDTH,
 )
 from hapi.models.devices import finish, resolve_device
+from hapi.offload import training
 from hapi.offload.activations import offload as activation_offload
+from hapi.offload.layer_memory import keep_whole
 from hapi.offload.optimizer import OffloadedOptimizer
+from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Plan, Problem, by_benefit, evaluate
 
 _LOOK_SECONDS = 0.02
@@ -64,6 +69,8 @@ class TrainTask:
     device: str = "cpu"
     device_cap: int = 0
     """Bytes that may be taken of a GPU; 0 for all."""
+    has_floor: bool = True
+    """Whether activations get 32 MiB however little memory is left, as usual; small batches fit in them."""
 
 
 class Block(nn.Module):
@@ -114,6 +121,10 @@ class Training:
             torch.cuda.set_per_process_memory_fraction(min(1.0, task.device_cap / total), self._device)
         if task.rate:
             use_slow_drives(task.rate)
+        if not task.has_floor:
+            vars(training)["_LEAST_BYTES"] = 0
+        if task.way == ROLLBACK:
+            use_undo_log()
         if task.way in SHARES:
             save_share(SHARES[task.way])
         with self._device:
@@ -181,14 +192,34 @@ class Training:
         taken = {"processor": use.ru_utime + use.ru_stime, "system": use.ru_stime, "faults": use.ru_minflt}
         if not isinstance(self._optimizer, OffloadedOptimizer):
             return {**taken, "bytes": 0, "waited": 0.0, "redone": 0}
-        found = self._optimizer.report()
+        found, states = self._optimizer.report(), self._optimizer._store
         swapped = found["activations"]
+        logged = states.logged_bytes if isinstance(states, UndoLogStates) else 0
         return {
             **taken,
-            "bytes": sum(each["bytes_read"] + each["bytes_written"] for each in (found, swapped)),
+            "bytes": logged + sum(each["bytes_read"] + each["bytes_written"] for each in (found, swapped)),
             "waited": found["waited_seconds"] + swapped["seconds_waited"],
             "redone": found["redone_steps"],
         }
+
+    def needs(self) -> dict[str, int]:
+        """Return the bytes that are taken beside a pass, and those of a pass: the least with which any layer may be
+        computed again, and the most, with which all is kept."""
+        if (
+            not isinstance(self._optimizer, OffloadedOptimizer)
+            or self._optimizer._activations._problem is None
+        ):
+            return {}
+        activations, problem = self._optimizer._activations, self._optimizer._activations._problem
+        layers, in_use = problem.layers, problem.machine.in_use_bytes
+        largest = max((layer.saved_bytes for layer in layers), default=0)
+        # Bytes on their way take an eighth of the memory, or one more tensor.
+        smallest = int((largest + problem.other_bytes + 2 * in_use) * 8 / 7)
+        kept = highest_use(
+            layers, [keep_whole(one) for one in layers], 0, problem.events, has_tier_below=False
+        )
+        constant = self._task.memory - activations._memory
+        return {"constant": constant, "least": smallest, "most": kept.peak}
 
     def close(self) -> None:
         """Remove what lies on the disk."""
@@ -252,23 +283,25 @@ def main() -> int:
     task = TrainTask(**{**known, "folders": tuple(known["folders"])})
     # Where the memory of a shared machine ends, this process is to end, and no other.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    memory, training = Memory(task.device), Training(task)
+    memory, trained = Memory(task.device), Training(task)
     try:
         for line in sys.stdin:
             order = json.loads(line)
             if order["do"] == "warm":
                 for _ in range(order["steps"]):
-                    training.step()
+                    trained.step()
                 _await_idle()
                 answer: dict[str, Any] = {}
+            elif order["do"] == "needs":
+                answer = trained.needs()
             elif order["do"] == "rate":
                 folders = [Path(folder) for folder in task.folders]
                 answer = {"rate": mixed_rate(folders, order["bytes"], task.rate)}
             else:
-                answer = training.take_turn(order["steps"])
+                answer = trained.take_turn(order["steps"])
             print(json.dumps({**answer, **memory.peaks(), "on_disk": _disk_bytes(task.folders)}), flush=True)
     finally:
-        training.close()
+        trained.close()
     return 0
 
 

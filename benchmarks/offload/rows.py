@@ -188,7 +188,13 @@ def goals_of(records: Records) -> list[Goal]:
 
 def table(records: Records) -> list[str]:
     """Return all tables as lines for a person."""
-    tables = (_steps(rows_of(records)), _sizes(records), _goals(goals_of(records)), _left_out(records))
+    tables = (
+        _steps(rows_of(records)),
+        _given_back(records),
+        _sizes(records),
+        _goals(goals_of(records)),
+        _left_out(records),
+    )
     lines = [line for one in tables if one for line in (*one, "")]
     return lines[:-1] or ["nothing was measured yet"]
 
@@ -229,6 +235,14 @@ def sizes_of(records: Records) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in r.items() if name != "kind"} for r in records if r["kind"] == "size"
     ]
+
+
+def _given_back(records: Records) -> list[str]:
+    found = next((r for r in records if r["kind"] == "given back"), None)
+    if found is None:
+        return []
+    shares = ", ".join(f"{found[name]:.0%} of {name}" for name in ("values", "average", "squares"))
+    return [f"a step of AdamW that is taken back by arithmetic gives back the bits of {shares}"]
 
 
 def _sizes(records: Records) -> list[str]:

@@ -22,7 +22,7 @@ _BLOCKS = {**TAILS, QUICK_TAIL: 1}
 MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED = (
     "memory", "active", "naive", "serial", "save_on_cpu", "checkpoint"
 )  # fmt: skip
-ASIDE = "aside"
+ASIDE, ROLLBACK = "aside", "rollback"
 HOST, TORCHAO, TRAINSTREAM, DEEPSPEED = "host", "torchao", "trainstream", "deepspeed"
 OTHERS = (TORCHAO, TRAINSTREAM, DEEPSPEED)
 """Other libraries that train beyond a GPU's memory."""
@@ -34,6 +34,7 @@ WAYS = {
     ACTIVE: "Hapi, active",
     NAIVE: "Hapi, naive",
     SERIAL: "Hapi, serial",
+    ROLLBACK: "Hapi, undo log",
     SAVED: "save_on_cpu",
     CHECKPOINTED: "full recompute",
     ASIDE: "Hapi, stepping aside",
@@ -46,7 +47,7 @@ WAYS = {
     **{way: f"Hapi, {way} of the layers" for way in SHARES},
     KEPT: "Hapi, activations in memory",
 }
-OFFLOADED = (ACTIVE, NAIVE, SERIAL, SWAP, RECOMPUTE, *SHARES, KEPT)
+OFFLOADED = (ACTIVE, NAIVE, SERIAL, ROLLBACK, SWAP, RECOMPUTE, *SHARES, KEPT)
 """Ways whose states lie on a disk."""
 ON_CPU = (MEMORY, ACTIVE, NAIVE, SERIAL, SAVED, CHECKPOINTED)
 ON_GPU = (MEMORY, HOST, ACTIVE, SAVED, CHECKPOINTED, *OTHERS)
@@ -79,7 +80,8 @@ class OffloadGroup:
     memory_share: float = 0.5
     """Memory that Hapi is given, over what AdamW in memory takes for states and activations."""
     room: float | None = None
-    """Share of the activations for which there is room beside all else; then :attr:`memory_share` does not count."""
+    """Share of the way from the memory that a pass needs at least to the one in which all fits; then
+    :attr:`memory_share` does not count."""
 
     @property
     def key(self) -> str:
@@ -187,7 +189,7 @@ def _groups(
         return [OffloadGroup(part=part, tail=small, regime=ONE_BATCH, ways=(MEMORY, ASIDE))]
     if part == "clipping":
         return [
-            OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, SERIAL), clipped=share)
+            OffloadGroup(part=part, tail=small, regime=IO, ways=(ACTIVE, ROLLBACK, SERIAL), clipped=share)
             for share in (0.0, 0.5, 1.0)
         ]
     if part == "swap":
