@@ -28,6 +28,8 @@ class ValueWatch:
         self._parameter = parameter
         self._settled = 0
         self._span = slice(None)
+        self._values: Bytes | None = None
+        """Their bytes, [elements, bytes of one]: no operator is needed to see them."""
         self._mark: tuple[int, int] | None = None
         self._version_at_gradient: int | None = None
         self.settle()
@@ -54,10 +56,12 @@ class ValueWatch:
         return self._version_at_gradient not in (None, self._parameter._version)
 
     def _seen(self) -> tuple[int, int]:
-        parameter = self._parameter.detach()
+        parameter, address = self._parameter, self._parameter.data_ptr()
         if not parameter.is_cpu or not parameter.numel():
-            return parameter.data_ptr(), 0
-        return parameter.data_ptr(), xxhash.xxh3_64_intdigest(bytes_of(flat_view(parameter)[self._span]).data)
+            return address, 0
+        if self._values is None or self._values.ctypes.data != address:
+            self._values = bytes_of(flat_view(parameter.detach())).reshape(-1, parameter.itemsize)
+        return address, xxhash.xxh3_64_intdigest(self._values[self._span].data)
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
