@@ -298,7 +298,7 @@ def test_without_a_profile_the_first_steps_price_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("hapi.train.steps.offloading.measure_disk", lambda folder: DiskRates(1e5, 1e5))
+    monkeypatch.setattr("hapi.train.steps.offloading.measure_disk", lambda folder: DiskRates(1e2, 1e2))
     job = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),), "accumulate": accumulate}
     _, _, facts = trained(remembered, **job, epochs=4)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("offload: ")]
