@@ -17,6 +17,7 @@ from torch import nn
 
 from hapi.cache.code_version import code_version
 from hapi.cache.feature_key import FeatureKey
+from hapi.client.caching.code_watch import CodeWatch
 from hapi.client.caching.keys import (
     Refusal,
     ServerCode,
@@ -131,11 +132,26 @@ def test_one_server_of_several_is_not_waited_for(service: Service) -> None:
     there = LoopbackTransport(
         lambda *asked: (200, {}, iter([b'{"code": "' + b"a" * 16 + b'"}'])), "http://there"
     )
-    codes = server_codes(ServerPool([there, LoopbackTransport(gone, "http://gone")]))
+    pool = ServerPool([there, LoopbackTransport(gone, "http://gone")])
+    codes = server_codes(pool)
+    pool.close()
     assert codes == (ServerCode("http://there", "a" * 16), ServerCode("http://gone", None, silent=True))
     with open_session(service) as session:
-        refusal = feature_key(session.job_context, 13, codes=codes)
+        key = feature_key(session.job_context, 13, codes=codes)
+        assert key == feature_key(session.job_context, 13, codes=codes[:1]), "it computes nothing now"
+        refusal = feature_key(session.job_context, 13, codes=codes[1:])
         assert str(refusal).startswith("http://gone does not answer")
+        older = ServerCode("http://old", None)
+        assert str(feature_key(session.job_context, 13, codes=[*codes, older])).startswith("http://old is of")
+
+
+def test_features_of_a_server_that_comes_back_are_kept_if_its_code_is_known(service: Service) -> None:
+    known = ServerCode("http://there", "a" * 16), ServerCode("http://gone", None, silent=True)
+    for code, changed in (("a" * 16, False), ("b" * 16, True), (None, True)):
+        watch = CodeWatch()
+        watch.expect(server.code for server in known if not server.silent)
+        watch.answered("http://gone", code)
+        assert watch.changed is changed
 
 
 def test_servers_that_tell_no_code_are_refused(service: Service) -> None:

@@ -132,7 +132,7 @@ class Keeping(Closing):
         """The key of samples that cross at ``split``, or where they do now."""
         if self._codes is None:
             self._codes = codes_of(self._job_context)
-            self._watch.expect(server.code for server in self._codes)
+            self._watch.expect(server.code for server in self._codes if not server.silent)
         view = 0 if validation else view_of(self._job_context, epoch)
         context, split = self._job_context, self._split() if split is None else split
         at = self._codes, self.cut, validation, view, rounding_at(context, min(split, self.cut))
@@ -289,8 +289,8 @@ class Keeping(Closing):
 
     @property
     def server_room(self) -> CacheRoom | None:
-        """Room of all servers together, by the slowest of their disks; None when one does not tell."""
-        servers = self._codes or ()
+        """Room of all servers together, by the slowest of their disks; None when one that answers does not tell."""
+        servers = [server for server in self._codes or () if not server.silent]
         rooms = [server.room for server in servers if server.room is not None]
         return CacheRoom.together(rooms) if rooms and len(rooms) == len(servers) else None
 

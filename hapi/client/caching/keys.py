@@ -144,7 +144,7 @@ def feature_key(
         cut: layer whose output is kept, from 1 to the run's last split.
         validation: the held-out samples instead of the training ones.
         view: which of the run's views, from 0; without views the only one.
-        codes: of all servers of the run (:func:`codes_of`).
+        codes: of all servers of the run (:func:`codes_of`); those that do not answer compute nothing now.
         split: layer after which samples cross, up to ``cut``; None for the run's fixed one, or its first.
     """
     if cut > job_context.last_split:
@@ -154,7 +154,11 @@ def feature_key(
         if job_context.views is None:
             return Refusal(_random(transform.augment))
         transform = transform.at(job_context.order.seed, view % job_context.views)
-    unknown = [server for server in codes if server.code is None]
+    unknown = [server for server in codes if server.code is None and not server.silent]
+    if all(
+        server.silent for server in codes
+    ):  # one of several that comes back tells its code with each answer
+        unknown = list(codes)
     if unknown:
         why = (
             "does not answer, so it is unknown with"

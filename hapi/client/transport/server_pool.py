@@ -182,6 +182,8 @@ class ServerPool:
         """
         kind = _UNMEASURED if measured is None else measured.kind
         trouble = Trouble(only, provider_of or held or resident, not provider_of, kind, bool(held))
+        if once and only is not None and all(server.absent for server in self._allowed(trouble)):
+            raise TransportError(f"{only}: it could not be reached, and does not answer yet")
         while True:
             server = self._pick(trouble, cancelled)
             before, flight = progress(), self._sent(server, measured)
