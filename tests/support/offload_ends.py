@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -56,6 +57,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as first:  # what a first step loads, children have
         job(Path(first)).close()
+    gc.collect()
+    gc.freeze()  # a collection in each child would copy all pages
     folder, *ends = sys.argv[1:]
     end = ""
     for name in ends:

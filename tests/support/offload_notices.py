@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -44,6 +45,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     loop("1KB", str(folder / "first"))  # what a first step loads, children have
+    gc.collect()
+    gc.freeze()  # a collection in each child would copy all pages
     for name, set_up in SET_UP.items():
         if os.fork():
             os.wait()
