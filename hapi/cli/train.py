@@ -309,6 +309,9 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
             f"--frozen-precision: {session.device} has no units for {settings.frozen_precision}, so layers "
             "compute in float32 and are rounded: half the bytes on the wire, no more speed here"
         )
+    data, held_out = session.job_context.description.reference, session.job_context.held_out.reference
+    if isinstance(settings.validation, str) and held_out.version == data.version:
+        yield f"--validation {settings.validation}: it has the training samples themselves; 0.1 holds others out"
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
     if session.ranks.size > 1 and has_batch_norm(session.trained):

@@ -106,6 +106,9 @@ def test_a_run_goes_on_with_its_dataset_when_others_came(
     capsys.readouterr()
     assert command.main(["--resume", f"{tmp_path}/run", "--epochs", "2"]) == 0
     assert "data  one, 20 samples" in capsys.readouterr().out
+    assert command.main([*FAST, "--dataset", "one", "--validation", "two"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "note --validation two: it has the training samples themselves; 0.1 holds others out" in out
 
 
 @pytest.mark.slow
