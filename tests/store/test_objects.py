@@ -439,6 +439,15 @@ def test_large_remote_read_is_split_and_whole() -> None:
     assert out == data[3:]
 
 
+@pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "gs://", "az://"])
+def test_a_url_without_a_bucket(url: str) -> None:
+    scheme = url.partition(":")[0]
+    with pytest.raises(
+        UsageError, match=rf"^store '{url}': names no bucket or container; write {scheme}://BUCKET"
+    ):
+        open_store(url)
+
+
 def _dead_store_seconds(monkeypatch: pytest.MonkeyPatch, port: int) -> float:
     for key, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
