@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             nargs="?",
             help="folder of --cache-dir (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
         )
+        action.add_argument("--cache-dir", metavar="DIR", help="the same, as hapi-train has it")
         if name == "clear":
             action.add_argument(
                 "--only",
@@ -54,7 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each dataset version and each key of features; exit code 1 when verify found damage."""
-    folder = _open(args.folder)
+    if args.folder is not None and args.cache_dir is not None:
+        raise UsageError(f"--cache-dir {args.cache_dir}: a folder is given already, {args.folder}")
+    named = args.folder or args.cache_dir
+    folder = _open(named)
     try:
         if args.action == "verify":
             return _verify(folder)
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             print("empty")
     except OSError as error:
         raise HapiError(f"{folder.path}: {error.strerror or error}") from None
-    if args.folder is None and not args.only:
+    if named is None and not args.only:
         _weights(args.action)
     return EXIT_OK
 

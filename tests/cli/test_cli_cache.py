@@ -113,6 +113,17 @@ def test_the_users_own_folder(
     assert main(["cache", "ls"]) == 0 and "photos@" in capsys.readouterr().out
 
 
+def test_the_folder_by_the_flag_of_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path / "c", "photos").close()
+    flag = ["--cache-dir", str(tmp_path / "c")]
+    assert main(["cache", "ls", *flag]) == 0 and "photos@" in capsys.readouterr().out
+    assert main(["cache", "clear", *flag, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"--cache-dir {tmp_path}/c: a folder is given already, {tmp_path}\n"
+    )
+    assert main(["cache", "clear", *flag]) == 0 and "removed 1 version" in capsys.readouterr().out
+
+
 def test_what_is_no_cache_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis@final").mkdir()
     (tmp_path / "thesis@final" / "thesis.tex").touch()

@@ -75,6 +75,9 @@ def test_every_number_of_a_command_has_bounds() -> None:
             f"hapi-server: error: --chunk-cache: expected a number from 0 to {host_memory()}, got '999TB'",
         ),
         (("--port", "nan"), "hapi-server: error: --port: "),
+        (("--port", "-1"), "hapi-server: error: --port: expected a number from 0 to 65535, got '-1'"),
+        (("--drain-seconds", "-1s"), "hapi-server: error: --drain-seconds: "),
+        (("--chunk-cache", "-5GB"), "hapi-server: error: --chunk-cache: "),
     ],
 )
 def test_it_is_one_line(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
