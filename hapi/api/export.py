@@ -159,11 +159,12 @@ def _hugging_face(module: nn.Module, card: ModelCard, output: Path) -> None:
             "do_normalize": True, "image_mean": list(transform.mean), "image_std": list(transform.std),
         }  # fmt: skip
     make_folder(output, "--output")
-    write_model(output / _HF_MODEL, module.state_dict(), card)
+    # Weights come last: weights without settings would be taken for a model that is no export, and not be replaced.
     for name, document in ((_HF_CONFIG, config), ("preprocessor_config.json", processor)):
         if document is not None:
             with _written(output / name) as file:
                 file.write((json.dumps(document, indent=2) + "\n").encode())
+    write_model(output / _HF_MODEL, module.state_dict(), card)
 
 
 FORMATS = {

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from hapi.api.model_files import load_model
 from hapi.cli.main import main
+from hapi.errors import UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
@@ -231,6 +232,23 @@ def test_a_folder_as_hugging_face_has_it(
     code, _, err = run(capsys, *again, str(tmp_path / "run"))
     assert code == 2 and "run: its model.safetensors is no export; name another folder" in err
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"of the last epoch"
+
+
+def test_an_export_that_failed_halfway_is_done_again(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any of its files: a full disk, or a kill."""
+    export, place = ("export", "m.safetensors", "--format", "hf", "--output"), tmp_path / "hf"
+
+    def full(*arguments: object) -> None:
+        raise UsageError("No space left on device")
+
+    for name in ("_written", "write_model"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"hapi.api.export.{name}", full)
+            assert run(capsys, *export, str(place))[0] == 2
+        assert run(capsys, *export, str(place))[0] == 0
+        shutil.rmtree(place)
 
 
 @pytest.mark.slow
