@@ -88,6 +88,8 @@ def local_store(settings: SessionSettings) -> LocalStore | None:
         UsageError: no dataset is in it.
     """
     store = _folder(settings)
+    if store is not None and store.root.is_file():
+        raise UsageError(f"--store {store.url} is a file; name the folder of a store")
     if store is not None and not store.list_names("datasets"):
         raise UsageError(
             f"no dataset in the store {store.url!r}; make one with 'hapi pack SOURCE {store.url}/NAME', "

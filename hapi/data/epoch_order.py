@@ -318,7 +318,7 @@ class EpochOrder:
     def __post_init__(self) -> None:
         if not 0 <= self.trainer < self.trainers:
             raise UsageError(
-                f"--trainer {self.trainer}: expected 0 to {self.trainers - 1} of {self.trainers} trainers"
+                f"--trainer {self.trainer}: trainers are numbered from 0, below --trainers {self.trainers}"
             )
 
     def sequence(self, epoch: int, ids: IntArray, count: int) -> IntArray:

@@ -107,7 +107,7 @@ def connect(url: str) -> Connection:
     if scheme == "memory":
         with _memory_guard:
             return Connection(_memory_stores.setdefault(name, MemoryStore()))
-    if not urlsplit(url).netloc:
+    if scheme != "file" and not urlsplit(url).netloc:
         raise UsageError(f"store {url[:200]!r}: names no bucket or container; write {scheme}://BUCKET/PREFIX")
     timeouts = StoreTimeouts.from_environment(os.environ)
     client, retry = timeouts.client(), timeouts.retry()

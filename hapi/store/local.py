@@ -49,7 +49,10 @@ class LocalStore(ObjectStore):
 
     def ping(self) -> None:
         """Check that the folder exists; :class:`NotFoundError` otherwise."""
-        if not stat.S_ISDIR(self._mode(self.root, "")):
+        mode = self._mode(self.root, "")
+        if stat.S_ISREG(mode):
+            raise NotFoundError(f"{self.root} is a file; name the folder of a store")
+        if not stat.S_ISDIR(mode):
             raise NotFoundError(
                 f"there is no folder {self.root}; check the store's path, or pack a dataset or push a model into it"
             )

@@ -52,6 +52,7 @@ from hapi.train.settings import TrainSettings
         ),
         (["--store", "/nowhere"], "no dataset in the store '/nowhere'; make one with 'hapi pack"),
         (["--store", "memory://"], "lives in one process"),
+        (["--store", __file__], "is a file; name the folder of a store"),
         ([], "no dataset in the store"),
         (["--resume"], "--resume needs the folder of the run"),
         (

@@ -60,7 +60,7 @@ def pool_of(*answers: Any) -> ServerPool:
             r"--shuffle: expected 'auto', 'full' or 'chunks\[.*got 'windows'",
         ),
         ({"shuffle": "chunks:4:0"}, UsageError, "--shuffle chunks:4:0: group and window are integers from 1"),
-        ({"trainer": 1}, UsageError, "--trainer 1: expected 0 to 0 of 1 trainers"),
+        ({"trainer": 1}, UsageError, "--trainer 1: trainers are numbered from 0, below --trainers 1"),
         ({"model": "resnet19"}, ModelError, "unknown architecture 'resnet19'; did you mean resnet18"),
         ({"model": "store:x"}, NotFoundError, "no model 'x'"),
         ({"model": "store:../x"}, UsageError, "--model: '../x' is not a name"),

@@ -185,7 +185,7 @@ def test_what_is_held_out_leaves_the_others_in_their_chunks(some: set[int], grou
 
 def test_orders_that_cannot_be() -> None:
     for trainer, trainers in ((1, 1), (-1, 2), (0, 0)):
-        with pytest.raises(UsageError, match=f"--trainer {trainer}: expected 0 to"):
+        with pytest.raises(UsageError, match=f"--trainer {trainer}: trainers are numbered from 0"):
             EpochOrder(seed=0, trainer=trainer, trainers=trainers)
 
 

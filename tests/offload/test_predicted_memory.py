@@ -5,7 +5,8 @@ Disks move bytes only while the training waits for them, so that the prediction 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ from hapi.offload import training
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.profiler import offload_costs
 from hapi.profiler.offload_costs import BUFFERS
+
+
+@pytest.fixture(autouse=True)
+def _collected_as_usual() -> Iterator[None]:
+    """Garbage in cycles counts as memory until it is collected, as often as in a script of a user."""
+    usual = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*usual)
 
 
 def gpt() -> tuple[nn.Module, torch.Tensor]:

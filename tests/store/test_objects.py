@@ -367,6 +367,8 @@ def test_unwritable_place_is_a_store_error(tmp_path: Path) -> None:
         open_store(str(tmp_path / "file")).put("a/b", b"1")
     with pytest.raises(NotFoundError, match="no folder"):
         open_store(str(tmp_path / "missing")).ping()
+    with pytest.raises(NotFoundError, match="file is a file; name the folder of a store"):
+        open_store(str(tmp_path / "file")).ping()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://host/x", "file://host/x", "a\0b", "s4://x", "s3://"])
