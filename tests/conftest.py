@@ -160,12 +160,16 @@ def _no_waiting_for_disks(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+_GIVE_BACK = {"test_predicted_memory.py", "test_mapped_files.py"}
+"""Test files about memory that a training gives back."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _libraries_stay_mapped(request: pytest.FixtureRequest) -> Iterator[None]:
     """Offloaded trainings of the tests' own process leave it its libraries, which all tests after them use."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("hapi.offload.training", "hapi.offload.activations.offload"):
-            if request.path.name != "test_predicted_memory.py" and name in sys.modules:
+            if request.path.name not in _GIVE_BACK and name in sys.modules:
                 patch.setattr(sys.modules[name], "give_back_file_pages", lambda: 0)
         yield
 

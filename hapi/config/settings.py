@@ -209,12 +209,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
             typing.get_origin(kind) is tuple and Ellipsis in typing.get_args(kind) for kind in kinds
         )
         action = "append" if repeats else "store"
-        owner = section if f.rule.none_help is None else section.add_mutually_exclusive_group()
-        owner.add_argument(
+        section.add_argument(
             *names, action=action, metavar=f.rule.metavar or _metavar(kinds, f.rule.unit), **common
         )
         if f.rule.none_help is not None:
-            owner.add_argument(
+            section.add_argument(
                 flag_of(f"no_{f.name}"),
                 action="store_const",
                 const="null",

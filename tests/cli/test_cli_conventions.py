@@ -130,13 +130,6 @@ def test_a_session_sends_the_token_that_commands_send(
         assert session.job_context.weights == "random:0"
 
 
-def test_a_folder_and_none_are_not_both_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """Else the last one would win, and with it the trained network might be kept nowhere."""
-    for flags in (("--output", "runs/a", "--no-output"), ("--no-output", "--output-dir", "runs/a")):
-        code, line = refused(capsys, *flags)
-        assert code == 2 and "not allowed with argument" in line and "--no-output" in line
-
-
 def test_other_names_of_settings(tmp_path: Path) -> None:
     """In Python and in files too; one value is kept."""
     settings = TrainSettings(batch_size=7, learning_rate=0.25, output_dir="runs/a")  # type: ignore[call-arg]
