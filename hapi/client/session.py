@@ -135,9 +135,8 @@ class Session(Closing):
             self.planning = planning_of(
                 settings, job_context, self.meter, budget, optimizer_bytes, self._chooser(), self.offload
             )
-            if (
-                self.planning is not None and self.recheck is None
-            ):  # what no split needs here takes no memory here
+            if self.planning is not None and self.recheck is None:
+                # What no split needs here takes no memory here.
                 model.release(self.planning.weights_from, len(model))
         except BaseException:
             self.keeping.close()

@@ -154,11 +154,9 @@ def feature_key(
         if job_context.views is None:
             return Refusal(_random(transform.augment))
         transform = transform.at(job_context.order.seed, view % job_context.views)
-    unknown = [server for server in codes if server.code is None and not server.silent]
-    if all(
-        server.silent for server in codes
-    ):  # one of several that comes back tells its code with each answer
-        unknown = list(codes)
+    # One of several that is silent computes nothing now, and tells its code with each answer when it comes back.
+    may_be_silent = not all(server.silent for server in codes)
+    unknown = [one for one in codes if one.code is None and not (one.silent and may_be_silent)]
     if unknown:
         why = (
             "does not answer, so it is unknown with"

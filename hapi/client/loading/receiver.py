@@ -151,6 +151,7 @@ class Receiver:
         batch, apart = part.batch, list[torch.Tensor]()
 
         def sink(header: FrameHeader) -> list[memoryview]:
+            """Places of a frame's features and labels."""
             count = len(header.ids)
             rows = _row_index(self._rows(header, part, batch.job.expected_tensors(count)))
             whole = batch.features, batch.labels

@@ -27,7 +27,7 @@ FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
 _ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pth", ".pt", ".ckpt")
 """Endings of the names of checkpoints in a folder, the preferred ones first."""
 _USUAL = ("model", "pytorch_model")
-"""What stands before the ending where a folder has several files of a kind: Hugging Face's libraries read that one."""
+"""Names before the ending that count where a folder has several files of a kind, as in Hugging Face's libraries."""
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("
 _WEIGHTS = r"^class (\w+_Weights)\(WeightsEnum\):\n((?:(?:    .*)?\n)+)"
 _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"

@@ -95,7 +95,7 @@ class RecordLog:
 
 
 class KnownRecords:
-    """What this machine has read of a store, by name; a context manager, which keeps what was added.
+    """Records that this machine has read of a store, by name; a context manager, which keeps what was added.
 
     Without a file (``log`` is None) nothing is known, and nothing is kept.
     """
