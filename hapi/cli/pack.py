@@ -17,7 +17,7 @@ from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_S
 from hapi.ingest.skipped import Skipped
 from hapi.paths import read_bounded
 from hapi.store.open import split_address
-from hapi.wire.references import TransformSpec
+from hapi.wire.references import MAX_IMAGE_SIDE, MAX_LEVEL, MIN_STD, TransformSpec
 
 MAX_CLASSES_BYTES = 64 << 20
 """Largest file of class names."""
@@ -87,21 +87,25 @@ def configure_transform(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how samples become the model's input (kept in the dataset)")
     group.add_argument(
         "--image-size",
-        type=count(1, 65_536),
+        type=count(1, MAX_IMAGE_SIDE),
         metavar="N",
         help="N x N inputs: short side to 8/7 N, centre crop",
     )
     group.add_argument(
-        "--resize", type=count(1, 65_536), metavar="N", help="short side after resizing (default 256)"
+        "--resize", type=count(1, MAX_IMAGE_SIDE), metavar="N", help="short side after resizing (default 256)"
     )
     group.add_argument(
-        "--crop", type=count(1, 65_536), metavar="N", help="side of the centre crop (default 224)"
+        "--crop", type=count(1, MAX_IMAGE_SIDE), metavar="N", help="side of the centre crop (default 224)"
     )
     group.add_argument(
-        "--mean", type=real(-1e6, 1e6), nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1"
+        "--mean",
+        type=real(-MAX_LEVEL, MAX_LEVEL),
+        nargs=3,
+        metavar=("R", "G", "B"),
+        help="subtracted from 0..1",
     )
     group.add_argument(
-        "--std", type=real(1e-9, 1e6), nargs=3, metavar=("R", "G", "B"), help="divided by afterwards"
+        "--std", type=real(MIN_STD, MAX_LEVEL), nargs=3, metavar=("R", "G", "B"), help="divided by afterwards"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from hapi.cli.shared.settings_file import (
     settings_file,
     tell_unknown_variables,
 )
+from hapi.cli.shared.training_notes import notes
 from hapi.cli.shared.training_progress import ProgressPrinter
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from hapi.client.joint.ranks import Ranks
     from hapi.client.session import Session
     from hapi.train.loggers.base import MetricLogger
-    from hapi.train.settings import TrainingSettings, TrainSettings
+    from hapi.train.settings import TrainSettings
     from hapi.train.trainer import Trainer
-    from hapi.wire.messages import DatasetDescription
 
 
 VARIABLES = "HAPI_TRAIN_"
@@ -210,6 +210,7 @@ def _after_failure(
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
+    from hapi.client.early_checks import fixed_split, is_fixed
     from hapi.train.objective.checks import check_objective
     from hapi.train.steps.settings import check_steps
 
@@ -220,6 +221,8 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             f"model of its own; start torchrun --no-python --nproc-per-node {settings.trainers} hapi-train, where "
             "--bs is the whole batch, or share epochs in a loop of your own over hapi.Session"
         )
+    if settings.save_profile is not None and is_fixed(settings.split):
+        raise UsageError(f"--save-profile {fixed_split(settings)}")
     check_steps(settings)
     for folder in settings.offload_dir:
         check_folder(user_path(folder, "--offload-dir"), "name another --offload-dir")
@@ -285,8 +288,8 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         print(f"run   {training.output}", flush=True)
     if job_context.order.shuffle.group:
         print(f"order {job_context.order.shuffle}", flush=True)
-    for warning in _warnings(session, loaded.value):
-        print_wrapped(f"note  {loaded.as_given(warning)}")
+    for note in notes(session, loaded):
+        print_wrapped(f"note  {loaded.as_given(note)}")
 
 
 def _shared(session: Session) -> str:
@@ -295,63 +298,6 @@ def _shared(session: Session) -> str:
     if ranks.size == 1:
         return ""
     return f" ({ranks.largest_part(session.settings.bs)} on each of {ranks.size} ranks)"
-
-
-def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
-    """Warnings about settings that work, but are hardly intended."""
-    from hapi.train.checkpoints.checkpoint_files import existing
-    from hapi.train.distributed.batch_norm import has_batch_norm
-
-    settings, count = session.settings, len(session.job_context.training_ids)
-    rounding = session.job_context.frozen.rounding
-    if rounding is not None and rounding.arithmetic != rounding.features:
-        yield (
-            f"--frozen-precision: {session.device} has no units for {settings.frozen_precision}, so layers "
-            "compute in float32 and are rounded: half the bytes on the wire, no more speed here"
-        )
-    data, held_out = session.job_context.description.reference, session.job_context.held_out.reference
-    if isinstance(settings.validation, str) and held_out.version == data.version:
-        yield f"--validation {settings.validation}: it has the training samples themselves; 0.1 holds others out"
-    if settings.bs > count:
-        yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
-    if session.ranks.size > 1 and has_batch_norm(session.trained):
-        yield (
-            f"BatchNorm in the trained layers takes the statistics of each rank's part, of {settings.bs} samples over "
-            f"{session.ranks.size} ranks, so losses differ from those of one rank (--sync-batchnorm on GPUs)"
-        )
-    if not training.init_from:
-        yield from _random_weights(session)
-    if settings.shuffle == "full" and session.job_context.description.prefers_chunks:
-        yield _full_cost(session.job_context.description)
-    if training.resume and training.checkpoint and not existing(training.checkpoint):
-        yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
-
-
-def _random_weights(session: Session) -> Iterator[str]:
-    """A warning about random weights that nobody asked for, or that are frozen."""
-    settings, freeze = session.settings, session.job_context.freeze
-    if not session.job_context.weights.startswith("random:"):
-        return
-    frozen = f"layers 1 to {freeze} are frozen and keep their random weights"
-    if settings.weights == "auto":
-        kept = f" ({frozen})" if freeze else ""
-        yield (
-            f"--weights auto: no pre-trained weights of {settings.model} are in reach, so random ones are used{kept}; "
-            "--weights FILE brings your own"
-        )
-    elif freeze:
-        yield f"--weights {settings.weights}: {frozen}; give pre-trained weights, or --freeze 0 to train all layers"
-
-
-def _full_cost(description: DatasetDescription) -> str:
-    """The reads of an epoch in any order from a store that is slow to read single samples, and those of the default."""
-    sample, chunks = description.total_bytes / description.count, -(-description.count // description.group)
-    return (
-        f"--shuffle full reads {format_count(description.count)} ranges of {format_bytes(sample)} an epoch from the "
-        f"object store; without it there would be {format_count(chunks)} of "
-        f"{format_bytes(description.total_bytes / chunks)} (over OpenStack Swift, 128 KiB samples come at 107 MB/s "
-        "in chunks and at 7 MB/s one by one)"
-    )
 
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:

@@ -7,14 +7,11 @@ and those of its reference scripts where it has none. :data:`PRESETS` are the us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hapi.config.fields import suggestion
-from hapi.data.manifest import SampleLayout
-from hapi.data.transforms.pipeline import input_shape
-from hapi.errors import BadRequestError, UnprocessableError, UsageError
-from hapi.wire.references import Augmentation, TransformSpec
+from hapi.errors import BadRequestError, UsageError
+from hapi.wire.references import Augmentation
 
 PRESETS = {"imagenet": ("resized-crop", "flip"), "crop-flip": ("crop", "flip")}
 """torchvision's references/classification for ImageNet, and what is usual for CIFAR."""
@@ -25,34 +22,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "flip": {"p": 0.5},
     "jitter": dict.fromkeys(Augmentation.JITTER, 0.0),
 }
-
-
-def augmented(
-    transform: TransformSpec | None, layout: SampleLayout, augment: Sequence[str]
-) -> TransformSpec | None:
-    """Return ``transform`` with the random parts that ``augment`` names.
-
-    Args:
-        transform: the dataset's transform; None for stored tensors.
-        layout: form of the stored samples.
-        augment: names with options, or presets.
-
-    Raises:
-        UsageError: a name or option is unknown, or does not fit the samples.
-    """
-    if not augment:
-        return transform
-    if transform is None:
-        raise UsageError(
-            "--augment: these samples are stored ready for the model and have no transform; pack images or uint8 "
-            "instead, or give --image-size"
-        )
-    random = replace(transform, augment=parsed(augment))
-    try:
-        input_shape(layout, random)
-    except UnprocessableError as error:
-        raise UsageError(f"--augment: {error}") from None
-    return random
 
 
 def parsed(texts: Sequence[str]) -> Augmentation:

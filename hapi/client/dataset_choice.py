@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hapi.arrays import IntArray
+from hapi.client.augment import parsed
 from hapi.client.settings import DataSettings
 from hapi.client.soundness import check_count
 from hapi.client.transport.server_pool import ServerPool
 from hapi.data.epoch_order import HOLDOUT_EPOCH, epoch_sequence
-from hapi.errors import BadRequestError, ConflictError, NotFoundError, UsageError
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.pipeline import input_shape
+from hapi.errors import BadRequestError, ConflictError, NotFoundError, UnprocessableError, UsageError
 from hapi.wire import messages
 from hapi.wire.held_out import HeldOut, HeldOutCounts
 from hapi.wire.messages import DatasetDescription
@@ -52,6 +56,34 @@ def transform_of(settings: DataSettings, description: DatasetDescription) -> Tra
         return description.transform
     spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
+
+
+def augmented(
+    transform: TransformSpec | None, layout: SampleLayout, augment: Sequence[str]
+) -> TransformSpec | None:
+    """Return ``transform`` with the random parts that ``augment`` names.
+
+    Args:
+        transform: the dataset's transform; None for stored tensors.
+        layout: form of the stored samples.
+        augment: names with options, or presets.
+
+    Raises:
+        UsageError: a name or option is unknown, or does not fit the samples.
+    """
+    if not augment:
+        return transform
+    if transform is None:
+        raise UsageError(
+            "--augment: these samples are stored ready for the model and have no transform; pack images or uint8 "
+            "instead, or give --image-size"
+        )
+    random = replace(transform, augment=parsed(augment))
+    try:
+        input_shape(layout, random)
+    except UnprocessableError as error:
+        raise UsageError(f"--augment: {error}") from None
+    return random
 
 
 def hold_out(

@@ -5,19 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from hapi.client.augment import parsed
 from hapi.client.settings import (
     STORE_PREFIX,
     STRATEGY_NAMES,
+    DataSettings,
     ModelSettings,
     PlanningSettings,
     SessionSettings,
     default_store,
 )
 from hapi.codecs.names import LOSSY
+from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.listing import check_store
 from hapi.errors import UsageError
 from hapi.models.zoo.names import check_model, check_weights, could_be_layer
 from hapi.paths import user_path
+from hapi.profiler.profile import Profile
+from hapi.profiler.strategies import STRATEGIES
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 from hapi.wire.references import given_name
@@ -27,13 +32,17 @@ _CUTOFF = 0.7
 
 
 def check_names(settings: SessionSettings) -> None:
-    """Check the names of model, weights, split, store and datasets, as far as this machine alone can tell.
+    """Check the names of model, weights, split, transforms, order, store and datasets, and the profile's file, as far
+    as this machine alone can tell.
 
     Raises:
         UsageError: a name is wrong, or a file or the store is not there; the message names near misses.
         ModelChoiceError: there is no such model.
     """
     check_views(settings.augment, settings.augment_views)
+    if settings.augment:
+        parsed(settings.augment)
+    _check_order(settings)
     check_rounding(settings)
     settings.prices.check(settings.objective)
     pushed = settings.model.startswith(STORE_PREFIX)
@@ -41,6 +50,9 @@ def check_names(settings: SessionSettings) -> None:
         check_model(settings.model)
         check_weights(settings.model, settings.weights)
     _check_split(settings, settings)
+    if is_fixed(settings.split):
+        check_fixed(settings)
+    _check_profile(settings.profile)
     try:
         store = _folder(settings)
     except UsageError:  # told by whoever opens it, after what is wrong elsewhere
@@ -70,6 +82,28 @@ def check_views(augment: Sequence[str], views: int | None) -> None:
         raise UsageError(
             f"--augment-views {views}: nothing is drawn without --augment; give it, or leave --augment-views away"
         )
+
+
+def is_fixed(split: int | str) -> bool:
+    """Return whether ``split``, the setting, needs no profile to be chosen."""
+    return split in STRATEGIES or split not in STRATEGY_NAMES
+
+
+def check_fixed(settings: PlanningSettings) -> None:
+    """Raise :class:`UsageError` for settings that have no effect with a split that is fixed."""
+    for flag, needed in (
+        ("--profile", settings.profile is not None),
+        ("--objective money", settings.objective == "money"),
+    ):
+        if needed:
+            raise UsageError(f"{flag} {fixed_split(settings)}")
+
+
+def fixed_split(settings: PlanningSettings) -> str:
+    """Return the end of the error for a flag about profiles beside a fixed split."""
+    return (
+        f"needs a split that is chosen from a profile, such as --split auto; split {settings.split} is fixed"
+    )
 
 
 def check_rounding(settings: SessionSettings) -> None:
@@ -110,6 +144,27 @@ def _folder(settings: SessionSettings) -> LocalStore | None:
     except OSError as error:
         raise UsageError(f"--store {url}: cannot be read: {error.strerror}") from None
     return LocalStore(folder)
+
+
+def _check_order(settings: DataSettings) -> None:
+    """Raise :class:`UsageError` for an order or a share of it that there cannot be."""
+    shuffle = Shuffle.parse(settings.shuffle, Shuffle(1, 1), what="--shuffle")
+    EpochOrder(seed=settings.seed, shuffle=shuffle, trainers=settings.trainers, trainer=settings.trainer)
+    share = settings.validation
+    if isinstance(share, float) and not 0 < share < 1:
+        raise UsageError(
+            f"--validation {share:g}: expected a share between 0 and 1, or the name of a dataset"
+        )
+
+
+def _check_profile(path: str | None) -> None:
+    """Raise :class:`UsageError` for a file that is no profile."""
+    if path is None:
+        return
+    try:
+        Profile.load(path)
+    except UsageError as error:
+        raise type(error)(f"--profile {error}") from None
 
 
 def _check_split(model: ModelSettings, planning: PlanningSettings) -> None:

@@ -11,9 +11,8 @@ import torch
 from hapi.arrays import IntArray
 from hapi.cache.folder import CacheFolder
 from hapi.cache.open_folder import open_cache_folder
-from hapi.client.augment import augmented
 from hapi.client.connect import Connected, connect, over, share_processors
-from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
+from hapi.client.dataset_choice import augmented, choose_dataset, hold_out, transform_of
 from hapi.client.early_checks import check_views
 from hapi.client.frozen_weights import FrozenWeights
 from hapi.client.joint.ranks import ALONE, Ranks

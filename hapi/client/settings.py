@@ -15,7 +15,7 @@ from hapi.codecs.names import CacheCodec
 from hapi.config.settings import setting, with_other_names
 from hapi.profiler.reuse.facts import MOST_PRICE, PRICES, Objective, Prices
 from hapi.profiler.strategies import PLANNERS
-from hapi.wire.references import Precision
+from hapi.wire.references import MAX_IMAGE_SIDE, Precision
 from hapi.wire.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 
 OnOff = Literal["on", "off"]
@@ -89,7 +89,7 @@ class DataSettings:
         "side of the square input, in pixels, instead of the dataset's own",
         default=None,
         low=1,
-        high=4096,
+        high=MAX_IMAGE_SIDE,
     )
     augment: tuple[str, ...] = setting(
         "random transforms of the training samples: imagenet (resized-crop,flip), crop-flip (crop,flip), or any of "

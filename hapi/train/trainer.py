@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hapi.client.planning.split_source import fixed_split
+from hapi.client.early_checks import fixed_split
 from hapi.client.session import Session
 from hapi.config.settings import checked
 from hapi.errors import DivergedError, HapiError, UsageError

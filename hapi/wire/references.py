@@ -27,6 +27,9 @@ LEAST_DIGEST_DIGITS = 8
 MAX_IMAGE_SIDE = 4096
 """Largest side, in pixels, that a transform may ask for (bounds memory before allocation)."""
 
+MAX_LEVEL, MIN_STD = 1e3, 1e-6
+"""Bounds of a transform's mean and standard deviation: neither is above the first, no deviation below the second."""
+
 MAX_SEED = (1 << 63) - 1
 """Largest seed and largest epoch of a random transform."""
 
@@ -286,8 +289,8 @@ class TransformSpec:
         return cls(
             resize=resize,
             crop=crop,
-            mean=_three(d["mean"], -1e3, "transform.mean"),
-            std=_three(d["std"], 1e-6, "transform.std"),
+            mean=_three(d["mean"], -MAX_LEVEL, "transform.mean"),
+            std=_three(d["std"], MIN_STD, "transform.std"),
             augment=augment,
             draw=draw,
         )
@@ -330,7 +333,7 @@ class TransformSpec:
 def _three(value: Any, low: float, what: str) -> tuple[float, float, float]:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise BadRequestError(f"{what}: expected three numbers")
-    first, second, third = (check_number(v, low, 1e3, what) for v in value)
+    first, second, third = (check_number(v, low, MAX_LEVEL, what) for v in value)
     return (first, second, third)
 
 

@@ -112,6 +112,24 @@ def test_a_run_goes_on_with_its_dataset_when_others_came(
 
 
 @pytest.mark.slow
+def test_a_store_beside_servers_is_not_ignored_in_silence(
+    capsys: pytest.CaptureFixture[str],
+    running: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, value, flags, said in (
+        ("HAPI_SERVER", running.url, ["--store", str(tmp_path)], True),
+        ("HAPI_STORE", str(tmp_path), ["--server", running.url], False),
+    ):
+        with monkeypatch.context() as m:
+            m.setenv(variable, value)
+            assert command.main([*FAST, *flags]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert (f"note --store {tmp_path}: not used, because HAPI_SERVER names servers" in out) is said
+
+
+@pytest.mark.slow
 def test_the_issues_first_command(store: Path) -> None:
     """Nothing but a model and a batch size, where exactly one dataset is in reach; in the poorest of locales."""
     done = run(

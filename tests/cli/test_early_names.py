@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.local_job import pack_blobs
 
+from hapi.cli.main import main
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
 from hapi.errors import HapiError, UsageError
@@ -32,6 +33,16 @@ ROWS = (
     ("train --store one --optimizer adm", "expected one of sgd, adam, adamw"),
     ("train --store one --split frezee", "--split frezee; did you mean freeze?"),
     ("train --store one --split nonsense", "--split nonsense: neither a strategy (auto, "),
+    ("train --store one --augment imagnet", "--augment: there is no 'imagnet'; did you mean 'imagenet'?"),
+    ("train --store one --augment crop:pading=2", "--augment: crop has no option 'pading=2'"),
+    ("train --store one --shuffle ful", "--shuffle: expected 'auto', 'full' or 'chunks[:GROUP[:WINDOW]]'"),
+    ("train --store one --shuffle chunks:0", "--shuffle chunks:0: group and window are integers from 1"),
+    ("train --store one --validation 1.5", "--validation 1.5: expected a share between 0 and 1"),
+    ("train --store one --profile none.json", "--profile none.json: cannot be read: No such file"),
+    ("train --store one --profile one", "--profile one: cannot be read: Is a directory"),
+    ("train --store one --profile no_profile.json", "--profile no_profile.json: profile: "),
+    ("train --store one --split freeze --profile none.json", "--profile needs a split that is chosen"),
+    ("train --store one --trainer 3", "--trainer 3: trainers are numbered from 0"),
     ("push resnet81 one/net", "did you mean resnet18"),
     ("push resnet18 one/net --weights none.pth", "there is no such file"),
     ("layers resnet81", "did you mean resnet18"),
@@ -55,6 +66,7 @@ print(json.dumps(found))
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the store ``one``, which has the dataset ``flowers``."""
     pack_blobs(tmp_path / "one", "flowers")
+    (tmp_path / "no_profile.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -66,6 +78,14 @@ def test_told_without_torch(place: Path) -> None:
         assert code == 2 and says in said and said.count("\n") == 1 and not torch, (row, said)
 
 
+def test_no_server_for_a_profile_that_there_will_not_be(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", pytest.fail)
+    assert main(["train", "--store", "one", "--split", "3", "--save-profile", "p.json"]) == 2
+    assert "--save-profile needs a split that is chosen" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -73,6 +93,9 @@ def test_told_without_torch(place: Path) -> None:
         {"dataset": "flower"},
         {"weights": "none.pth"},
         {"split": "frezee"},
+        {"augment": ("imagnet",)},
+        {"shuffle": "ful"},
+        {"profile": "no_profile.json"},
         {"store": "one/flowers"},
     ],
 )

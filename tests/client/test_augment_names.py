@@ -9,7 +9,8 @@ import pytest
 from torchvision.transforms import v2
 
 from hapi.cli.train import parser
-from hapi.client.augment import augmented, parsed
+from hapi.client.augment import parsed
+from hapi.client.dataset_choice import augmented
 from hapi.config.settings import load, overrides_of
 from hapi.data.manifest import SampleLayout
 from hapi.errors import UsageError

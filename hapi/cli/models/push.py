@@ -11,10 +11,10 @@ from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import lasting_store
 from hapi.errors import BadRequestError, UsageError
 from hapi.factories import is_factory, search_here
-from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_checkpoint
+from hapi.models.zoo.names import MAX_CLASSES, check_model, check_weights, is_checkpoint
 from hapi.store.open import split_address
 from hapi.units import format_bytes
-from hapi.wire.references import check_tag
+from hapi.wire.references import MAX_IMAGE_SIDE, check_tag
 
 if TYPE_CHECKING:
     from hapi.models.zoo.build import ModelSpec
@@ -66,7 +66,7 @@ def configure_shape(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that decide the list of layers: the input's size and the blocks."""
     parser.add_argument(
         "--input-size",
-        type=count(1, MAX_SIDE),
+        type=count(1, MAX_IMAGE_SIDE),
         metavar="N",
         help="side of the square RGB input (default 224)",
     )

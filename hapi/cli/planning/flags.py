@@ -11,7 +11,7 @@ from hapi.cli.shared.numbers import Number, count, rate, real, size
 from hapi.config.fields import flag_of
 from hapi.profiler.profile import Job
 from hapi.profiler.strategies import PLANNERS
-from hapi.wire.references import Precision
+from hapi.wire.references import MAX_IMAGE_SIDE, Precision
 
 USUAL_JOB = Job()
 BANDWIDTH = "1Gbps"
@@ -57,7 +57,7 @@ def _of_the_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", dest="named", metavar="MODEL", help="the same, as hapi-train has it")
     parser.add_argument(
         "--input-size",
-        type=count(1, 65_536),
+        type=count(1, MAX_IMAGE_SIDE),
         default=224,
         metavar="N",
         help="side of the square RGB input (default 224)",

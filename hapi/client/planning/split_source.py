@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from hapi.client.early_checks import check_fixed
 from hapi.client.job_context import JobContext
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import MemoryBudget
@@ -15,7 +16,7 @@ from hapi.client.planning.plan_records import fitted
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.client.planning.split_range import SplitRange, blank_profile
 from hapi.client.planning.warm_up import WarmUp
-from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
+from hapi.client.settings import DataSettings, ModelSettings, SessionSettings
 from hapi.client.transport.told_waits import told_waits
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
@@ -212,12 +213,7 @@ def planning_of(
         offload: place of the optimiser's states; None where they stay in memory.
     """
     if job_context.strategy is None:
-        for flag, needed in (
-            ("--profile", settings.profile is not None),
-            ("--objective money", settings.objective == "money"),
-        ):
-            if needed:
-                raise UsageError(f"{flag} {fixed_split(settings)}")
+        check_fixed(settings)
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
     sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
@@ -302,13 +298,6 @@ def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudge
         prefetch_bytes=settings.prefetch_bytes,
         memory_bytes=budget.bytes,
         alternate=settings.alternate == "on" and job_context.strategy == "auto",
-    )
-
-
-def fixed_split(settings: PlanningSettings) -> str:
-    """Return the end of the error for a flag about profiles beside a fixed split."""
-    return (
-        f"needs a split that is chosen from a profile, such as --split auto; split {settings.split} is fixed"
     )
 
 
