@@ -86,6 +86,23 @@ def set_arithmetic(device: torch.device, *, tf32: bool = False) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
+def rounded_float32(device: torch.device, *, tf32: bool = False) -> dict[str, str]:
+    """Return the operations whose float32 inputs this process lets libraries round on ``device``, beside Hapi's TF32.
+
+    A caller's own ``torch.set_float32_matmul_precision`` does so, on some processors also outside of a GPU.
+
+    Returns:
+        Types by operation; none by default.
+    """
+    libraries = torch.backends.cudnn if device.type == "cuda" else torch.backends.mkldnn
+    operations = {name: getattr(libraries, name, None) for name in ("matmul", "conv", "rnn")}
+    if device.type == "cuda":
+        operations["matmul"] = torch.backends.cuda.matmul
+    usual = {"none", "ieee", *(("tf32",) if tf32 else ())}
+    found = {name: str(getattr(one, "fp32_precision", "none")) for name, one in operations.items()}
+    return {f"{device.type} {name}": value for name, value in found.items() if value not in usual}
+
+
 def arithmetic_type(features: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the type in which ``device`` computes layers whose results are ``features``: that, or float32.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from support.local_job import open_session, pack_blobs, pack_pictures, service_of
 from support.thin_resnet import THIN_FEATURES
@@ -32,6 +33,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import TransportError, UsageError
 from hapi.ingest.in_place.discover import find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
+from hapi.models.devices import rounded_float32
 from hapi.models.graph.layers import layered
 from hapi.server.service import Service
 from hapi.store.open import open_store
@@ -73,6 +75,35 @@ def test_a_key_of_a_run(service: Service) -> None:
         assert key_of(session) == key
         digests = {getattr(key_of(session, cut), "digest") for cut in range(14)}  # noqa: B009
         assert len(digests) == 14
+
+
+def test_arithmetic_that_a_loop_of_ones_own_has_rounded_is_in_the_key(service: Service) -> None:
+    with open_session(service) as session:
+        usual = key_of(session)
+        try:
+            for precision in ("high", "medium"):
+                torch.set_float32_matmul_precision(precision)
+                assert rounded_float32(torch.device("cpu")) and key_of(session) != usual, precision
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert key_of(session) == usual and not rounded_float32(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_features_are_the_same_inside_of_a_callers_autocast(
+    service: Service, tmp_path: Path, cache: str
+) -> None:
+    """Layers 3 to 13 run here."""
+    found = []
+    for number, dtype in enumerate((None, torch.bfloat16)):
+        folder = str(tmp_path / str(number))
+        with open_session(service, split=2, epochs=2, cache=cache, cache_dir=folder) as session:
+            for epoch in (0, 1):
+                with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
+                    found.append([features.clone() for features, _ in session.epoch(epoch)])
+    plain, inside = found[:2], found[2:]
+    for expected, got in zip(plain, inside, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
 
 
 def test_what_is_trained_is_refused_by_name(service: Service) -> None:

@@ -130,3 +130,15 @@ def test_a_whole_model_whose_code_no_graph_can_hold_is_refused(kind: type[nn.Mod
         layered(module, (6,))
     assert "\n" not in str(caught.value) and module.state_dict().keys() == before.keys()
     assert all(type(buffer) is torch.Tensor for buffer in module.buffers())
+
+
+def test_frozen_layers_take_no_autocast_of_their_caller() -> None:
+    """Else a loop's features would differ with the split, as the server runs no such block, and be kept so."""
+    model = layered(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), (6,))
+    frozen, x = model.segment(0, 1, frozen=True), torch.rand(4, 6)
+    expected = frozen(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = frozen(x)
+        assert torch.is_autocast_enabled("cpu")
+        assert model.segment(1, 2)(found).dtype == torch.bfloat16, "the trained part does"
+    assert found.dtype == torch.float32 and torch.equal(found, expected)

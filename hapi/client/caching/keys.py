@@ -17,7 +17,7 @@ rounded there: layers after it run on this side, of the same digest, and both si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.trouble import is_servers_fault
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
+from hapi.models.devices import rounded_float32
 from hapi.models.graph.numbering import Layer
 from hapi.models.graph.user_code import unread_layer
 from hapi.text import printable
@@ -189,7 +190,10 @@ def feature_key(
         dtype=str(frozen.output_dtypes()[cut]).removeprefix("torch."),
         precision=job_context.precision,
         tf32=job_context.tf32,
-        code=joined_code([server.code for server in codes if server.code is not None]),
+        code=joined_code(
+            [server.code for server in codes if server.code is not None],
+            rounded_float32(job_context.device, tf32=job_context.tf32),
+        ),
         rounding=rounding_at(job_context, min(cut, job_context.split if split is None else split)),
     )
 
@@ -203,13 +207,14 @@ def rounding_at(job_context: JobContext, split: int) -> WireRounding | None:
     return WireRounding(codec, split) if codec_fits(codec, dtype) else None
 
 
-def joined_code(codes: Sequence[str]) -> str:
+def joined_code(codes: Sequence[str], settings: Mapping[str, str] | None = None) -> str:
     """Return the code of features that any of these servers and this side compute: each version once, sorted.
 
     Args:
         codes: code versions of the servers, in any order.
+        settings: of this side that change numbers, by name.
     """
-    return "+".join(sorted({*codes, code_version()}))
+    return "+".join(sorted({*codes, code_version(settings)}))
 
 
 def _trained(layer: Layer) -> str:

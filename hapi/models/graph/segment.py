@@ -24,9 +24,9 @@ class Segment(nn.Module):
     """Layers ``start + 1`` to ``stop`` of a model: ``forward`` takes and returns one tensor [n, ...].
 
     Parameters and buffers are the model's own, under their original names, and only those of these layers.
-    A segment that is ``frozen`` stays in eval mode and computes without gradients, always, and so do modules that
-    the model itself keeps in eval mode while it trains. The caller's tensor is never changed, whatever in-place
-    operations the layers do.
+    A segment that is ``frozen`` stays in eval mode and computes without gradients and autocast, always. Modules that
+    the model itself keeps in eval mode while it trains stay in it, too. The caller's tensor is never changed, whatever
+    in-place operations the layers do.
     """
 
     start: int
@@ -84,7 +84,8 @@ class Segment(nn.Module):
         for module in self.__dict__["_inner"]:
             # A child reached from outside (for m in segment.modules(): m.train()) must not thaw the front.
             module.training = False
-        with torch.no_grad():
+        # A loop of batches may stand in a caller's autocast; frozen layers give the same numbers on both sides.
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             frozen_result: torch.Tensor = self.__dict__["_run_eval"](self.__dict__["_tree"], x)
             return frozen_result
 
