@@ -34,6 +34,8 @@ FOOT_BYTES = 17
 """Bytes of each record in the footer."""
 TRAILER_BYTES = 24
 _MAGIC = b"HAPISEG3"
+_MOST_BUFFERS = 1024
+"""Buffers of one write: the bound of Linux and of macOS."""
 _DROPPED = b"\xff"
 Heads = npt.NDArray[np.uint64]
 """[n, 3 + words]: checksum, id, size and label of n records."""
@@ -248,12 +250,11 @@ class SegmentWriter:
             for row, (start, stop) in enumerate(bounds)
             for buffer in (flat[row * size : (row + 1) * size], data.data[start:stop])
         ]
-        records = b"".join(buffers)
-        _write(self.descriptor, records, self.end)
+        written = _write_all(self.descriptor, buffers, self.end)
         begins = self.end + np.cumsum(lengths + size) - lengths - size
         found = Contents(ids, begins.astype(np.uint32), lengths.astype(np.uint32))
         self._held.append(found)
-        self.end += len(records)
+        self.end += written
         self.records += len(ids)
         return found
 
@@ -265,6 +266,18 @@ class SegmentWriter:
         names = ("ids", "starts", "lengths")
         parts = {name: np.concatenate([getattr(part, name) for part in self._held]) for name in names}
         finish(self.descriptor, self.seed, self.end, Contents(**parts), dropped)
+
+
+def _write_all(descriptor: int, buffers: Sequence[memoryview], start: int) -> int:
+    """Write ``buffers`` one after the other from where they are, without a copy; return their bytes."""
+    at = start
+    for first in range(0, len(buffers), _MOST_BUFFERS):
+        part = buffers[first : first + _MOST_BUFFERS]
+        size, done = sum(map(len, part)), os.pwritev(descriptor, part, at)
+        if done < size:  # a signal, or the most bytes that a system takes at once
+            _write(descriptor, b"".join(part)[done:], at + done)
+        at += size
+    return at - start
 
 
 def _write(descriptor: int, data: bytes, start: int) -> None:

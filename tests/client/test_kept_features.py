@@ -300,6 +300,26 @@ def test_features_that_are_no_numbers_are_never_kept() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rows_are_left_out_for_one_value_and_for_no_large_sum(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    features = torch.zeros(7, 2, 40, dtype=dtype)
+    features[1] = most  # a sum of these is infinite
+    features[2, 1, 3], features[3, 0, 39], features[4, 1, 0] = torch.nan, -torch.inf, torch.inf
+    features[4, 1, 1] = -torch.inf
+    features[5, 0], features[5, 1] = most, -most
+    features[6] = -0.0
+    found = filling.finite_rows(filling.ComputedRows(np.arange(7), features, np.arange(7)))
+    assert found.ids.tolist() == [0, 1, 5, 6]
+    wanted = features[[0, 1, 5, 6]]
+    assert torch.equal(found.features.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_whole_numbers_are_always_kept() -> None:
+    rows = filling.ComputedRows(np.arange(2), torch.full((2, 3), 2**62), np.arange(2))
+    assert filling.finite_rows(rows) is rows
+
+
 def test_a_random_transform_is_refused_and_trains_uncached(service: Service, tmp_path: Path) -> None:
     changes = {
         "split": 5,

@@ -114,8 +114,12 @@ def finite_rows(rows: ComputedRows) -> ComputedRows:
     """Return ``rows`` without those that hold a value that is infinite or no number."""
     if not rows.features.is_floating_point():
         return rows
-    sound = torch.isfinite(rows.features.reshape(len(rows.ids), -1)).all(1).numpy()
-    return rows_where(rows, sound)
+    values = rows.features.reshape(len(rows.ids), -1)
+    # A sum over anything else is no number or infinite, too. It takes one pass and no memory, other ways several.
+    sound = torch.isfinite(values.sum(1, dtype=torch.float32 if values.dtype == torch.float16 else None))
+    if not sound.all():  # or finite values are so large that their sum is not
+        sound[~sound] = torch.isfinite(values[~sound]).all(1)
+    return rows_where(rows, sound.numpy())
 
 
 def rows_where(rows: ComputedRows, wanted: Flags) -> ComputedRows:
