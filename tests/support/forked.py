@@ -47,13 +47,13 @@ IMPORTED = (
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This environment without HAPI_ variables, with the checkout importable and one thread per process.
+    """This environment without HAPI_ variables, with the checkout and the tests importable and one thread per process.
 
     Nothing is kept for later epochs, nor shared by requests, unless ``more`` says so: tests count what crosses and is
     computed.
     """
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HAPI_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), clean.get("PYTHONPATH")]))
     alone = {"HAPI_TRAIN_CACHE": "off", "HAPI_SERVER_SHARE_MEMORY": "0", "HAPI_SHARED_WEIGHTS": "off"}
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **alone, **more}
 
@@ -199,6 +199,9 @@ def popen(
 
 def _run(command: list[str], env: dict[str, str], ends: list[int], new_session: bool, cwd: Path) -> None:
     """In the new process: what the interpreter does with ``-m``."""
+    assert "support.frozen" in sys.modules, (
+        "what is imported before a fork was not found, and would be done each time"
+    )
     if new_session:
         os.setsid()
     os.chdir(cwd)
