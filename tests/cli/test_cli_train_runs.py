@@ -21,6 +21,7 @@ import torch
 from support.forked import ForkedProcess
 from support.harness import (
     ROOT,
+    THIN,
     ServerProcess,
     environment,
     report_of,
@@ -185,8 +186,8 @@ def _read_all(descriptor: int) -> str:
 def test_output_to_a_pipe_that_closes(running: ServerProcess, tmp_path: Path) -> None:
     checkpoint = tmp_path / "training.pt"
     script = (
-        f"{sys.executable} -m hapi.cli.train --no-output --server {running.url} --weights random --bs 50 --threads 1 "
-        f"--epochs 3 --checkpoint {checkpoint} | head -n 1; exit ${{PIPESTATUS[0]}}"
+        f"{sys.executable} -m hapi.cli.train --no-output --server {running.url} {' '.join(THIN)} --weights random "
+        f"--bs 50 --threads 1 --epochs 3 --checkpoint {checkpoint} | head -n 1; exit ${{PIPESTATUS[0]}}"
     )
     done = run(["bash", "-c", script], 0, 200, {})
     assert done.stderr == "hapi-train: stdout cannot be written (Broken pipe); the work goes on\n"
@@ -234,7 +235,7 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
     page = tmp_path / "report.html"
     share = "0.05" if where == "epoch" else "0.95"
     arguments = (
-        *FAST, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
+        *FAST, *THIN, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
         "--epochs", "20000", "--request-size", "10", "--report", str(report), "--html", str(page),
     )  # fmt: skip
     job = start_train(*arguments)
@@ -258,7 +259,16 @@ def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
     """A server that is stopped, not dead, answers nothing and closes nothing; that must not hold Ctrl-C up."""
     with server(store, log=tmp_path / "log") as hanging:
         job = start_train(
-            *FAST, "--server", hanging.url, "--epochs", "20000", "--request-size", "8", "--timeout", "600"
+            *FAST,
+            *THIN,
+            "--server",
+            hanging.url,
+            "--epochs",
+            "20000",
+            "--request-size",
+            "8",
+            "--timeout",
+            "600",
         )
         wait_for(lambda: (tmp_path / "log").read_text().count("/v1/extract") > 5, 90, "requests")
         hanging.process.send_signal(signal.SIGSTOP)
@@ -273,8 +283,8 @@ def test_two_jobs_on_one_checkpoint(
     capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "training.pt"
-    arguments = (*FAST, "--server", running.url, "--checkpoint", str(checkpoint), "--resume")
-    first = start_train(*arguments, "--epochs", "500")
+    arguments = (*FAST, *THIN, "--server", running.url, "--checkpoint", str(checkpoint), "--resume")
+    first = start_train(*arguments, "--epochs", "50000")
     try:
         wait_for(checkpoint.exists, 90, "a checkpoint")
         code, line = refused(capsys, *arguments)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import ServerProcess, report_of, server, train, wait_for
+from support.harness import DIGITS_JOB, ServerProcess, report_of, server, train, wait_for
 from support.hostile_tools import resident_bytes
 from support.http_tools import Known, exchange
 
@@ -21,8 +21,9 @@ pytestmark = pytest.mark.slow
 TOKEN = "a-long-secret-token"
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 OPEN_FILES = 256
-JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
-       "--no-progress", "--epochs", "2", "--dataset", "digits", "--split", "4")  # fmt: skip
+JOB = (
+    *DIGITS_JOB, "--bs", "20", "--request-size", "10", "--epochs", "2", "--dataset", "digits", "--split", "4",
+)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.certificates import self_signed
-from support.harness import ServerProcess, losses, report_of, server, train
+from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, train
 from support.http_tools import (
     EXTRACT,
     Known,
@@ -33,8 +33,9 @@ from hapi.wire.frames import StreamEnd
 from hapi.wire.transport.http import HttpTransport
 
 pytestmark = pytest.mark.slow
-JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
-       "--no-progress", "--epochs", "4", "--dataset", "digits", "--timeout", "600")  # fmt: skip
+JOB = (
+    *DIGITS_JOB, "--bs", "20", "--request-size", "10", "--epochs", "4", "--dataset", "digits", "--timeout", "600",
+)  # fmt: skip
 
 
 class Damage:
@@ -71,7 +72,7 @@ def test_damage_on_the_way_changes_no_result(folder: Path, tmp_path: Path) -> No
         for url in (running.url, f"http://127.0.0.1:{proxy.port}"):
             reports.append(tmp_path / f"report{len(reports)}.json")
             # Answers of one large piece each: at a split that sends more, every answer would be damaged each time.
-            train(*JOB, "--split", "9", "--server", url, "--report", str(reports[-1]))
+            train(*JOB, "--split", "8", "--server", url, "--report", str(reports[-1]))
         proxy.close()
     undisturbed, damaged = (report_of(path) for path in reports)
     assert losses(damaged) == pytest.approx(losses(undisturbed), rel=1e-6)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.forked import ForkedProcess, environment
-from support.harness import ServerProcess, losses, report_of, server, train
+from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, train
 from support.http_tools import (
     EXTRACT,
     SAMPLES,
@@ -300,8 +300,7 @@ def test_a_job_goes_on_beside_a_data_set_that_hangs(
     two: tuple[HungStore, Known, Known], tmp_path: Path
 ) -> None:
     store, known, _ = two
-    job = ("--model", "resnet18", "--image-size", "32", "--bs", "10", "--lr", "0.002", "--no-progress",
-           "--epochs", "2", "--dataset", "others", "--split", "9")  # fmt: skip
+    job = (*DIGITS_JOB, "--bs", "10", "--epochs", "2", "--dataset", "others", "--split", "9")
     with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
         reports = [tmp_path / f"report{number}.json" for number in range(2)]
         train(*job, "--server", running.url, "--report", str(reports[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.forked import ForkedProcess
-from support.harness import hapi, losses, report_of, server, start_train, train, wait_for
+from support.harness import DIGITS_JOB, hapi, losses, report_of, server, start_train, train, wait_for
 from support.http_tools import EXTRACT, SAMPLES, Known, check_problem, exchange, make_store
 from support.proxy import gated
 
@@ -15,8 +15,7 @@ from hapi.data.replaced import list_replaced
 
 pytestmark = pytest.mark.slow
 EPOCHS = 8
-JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
-       "--no-progress", "--dataset", "digits", "--split", "4")  # fmt: skip
+JOB = (*DIGITS_JOB, "--bs", "20", "--request-size", "10", "--dataset", "digits", "--split", "4")
 IDS = [3, 39, 0, 17]
 
 

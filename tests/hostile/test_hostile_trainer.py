@@ -16,6 +16,7 @@ import torch
 from support.disks import small_disk
 from support.forked import ForkedProcess
 from support.harness import (
+    THIN,
     ServerProcess,
     environment,
     losses,
@@ -31,6 +32,7 @@ from hapi.train.checkpoints.checkpoint_files import existing
 
 pytestmark = pytest.mark.slow
 JOB = (
+    *THIN,
     "--freeze",
     "13",
     "--weights",
@@ -191,7 +193,7 @@ def test_a_checkpoint_disk_that_is_full_for_a_while(
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(running: ServerProcess, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 20) as disk:
+    with small_disk(tmp_path / "disk", 8) as disk:
         path, report = disk / "training.pt", tmp_path / "report.json"
         arguments = (
             "--server", running.url, *JOB, "--checkpoint", str(path), "--report", str(report), "--patience", "2s",

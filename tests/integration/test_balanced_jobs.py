@@ -20,7 +20,7 @@ from support.proxy import paced
 from hapi.wire.frames import WIRE_VERSION
 
 pytestmark = pytest.mark.slow
-COUNT, FEW, ENOUGH = 40, 3, 1000
+COUNT, FEW, ENOUGH = 40, 3, 20_000
 """Samples; epochs of a job that nothing happens to; more epochs than a job has ended that servers restart under."""
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",

@@ -21,12 +21,13 @@ from support.chaos_tools import (
     trickling,
     vanishing,
 )
-from support.harness import DIGITS_JOB, hapi, losses, report_of, server, start_train, train
+from support.harness import DIGITS_JOB, RESNET_JOB, hapi, losses, report_of, server, start_train, train
 from support.http_tools import Known, ServedApplication, make_store, metric, served, until
+from support.local_job import ALLOWED
 from support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
-EPOCHS, ENOUGH = 12, 1000
+EPOCHS, ENOUGH = 12, 20_000
 """And more than a job has ended whose server is killed."""
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool",
@@ -53,7 +54,12 @@ def known(folder: Path) -> Known:
 @contextlib.contextmanager
 def harried(folder: Path, known: Known) -> Iterator[tuple[ServedApplication, Settled]]:
     """A small server that drops slow readers soon, and what it must come back to."""
-    settings: dict[str, Any] = {"cos_batch": COS_BATCH, "max_running": 2, "max_queued": 6}
+    settings: dict[str, Any] = {
+        "cos_batch": COS_BATCH,
+        "max_running": 2,
+        "max_queued": 6,
+        "allow_model": ALLOWED,
+    }
     with served(folder, **settings, slow_reader_seconds=1.0, send_timeout=5.0) as application:
         Settled(application).check(known)  # its threads are there, its layers are loaded
         yield application, Settled(application)
@@ -188,7 +194,8 @@ def test_a_trainer_behind_a_scarce_link_goes_on_where_it_was_dropped(
         return data
 
     job = (
-        *JOB, "--image-size", "128", "--split", "conv1", "--bs", "20", "--request-size", "20", "--epochs", "1",
+        *RESNET_JOB, "--dataset", "digits", "--image-size", "128", "--split", "conv1", "--bs", "20",
+        "--request-size", "20", "--epochs", "1",
     )  # fmt: skip
     settings: dict[str, Any] = {"cos_batch": 1, "max_running": 1, "slow_reader_seconds": 0.5}
     with served(folder, **settings, slow_reader_rate=1 << 30) as application:

@@ -41,7 +41,7 @@ def fleet(store: Path, tmp_path: Path) -> Iterator[list[ServerProcess]]:
 
 def opened(servers: list[ServerProcess], seed: int) -> Session:
     settings = settings_of(
-        model="resnet18", server=[each.url for each in servers], dataset="digits", bs=BS, request_size=BS,
+        server=[each.url for each in servers], dataset="digits", bs=BS, request_size=BS,
         image_size=32, seed=seed, cache="off", weights="random:0", timeout=600,
     )  # fmt: skip
     with OPENING:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.harness import (
     DIGITS_JOB,
+    RESNET_JOB,
     ServerProcess,
     hapi,
     losses,
@@ -26,7 +27,8 @@ from support.proxy import gated
 from support.waiting import PATIENCE
 
 COUNT = 256
-COMMON = (*DIGITS_JOB, "--bs", "64", "--request-size", "16")
+BATCHES = ("--bs", "64", "--request-size", "16")
+COMMON = (*DIGITS_JOB, *BATCHES)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,7 @@ def test_sigkill_and_resume_with_another_learning_rate(store: Path, tmp_path: Pa
         *COMMON, "--report", str(report), "--checkpoint", str(checkpoint), "--checkpoint-every", "1", "--resume",
     )  # fmt: skip
     with server(store) as running:
-        job = start_train(*arguments, "--epochs", "50", "--server", running.url)
+        job = start_train(*arguments, "--epochs", "5000", "--server", running.url)
         wait_for(checkpoint.exists, what="a checkpoint")
         job.kill()
         job.communicate()
@@ -209,7 +211,7 @@ def test_sigkill_and_resume_with_another_learning_rate(store: Path, tmp_path: Pa
     changed = {entry["setting"]: entry for entry in found["changes"]}
     assert changed.keys() == {"lr", "epochs"} and changed["lr"]["after"] == 0.003
     assert "--lr is 0.003 and no longer" in told.stderr
-    assert changed["epochs"]["before"] == 50 and len(found["epochs"]) >= 2
+    assert changed["epochs"]["before"] == 5000 and len(found["epochs"]) >= 2
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_resume_refuses_another_job(running: ServerProcess, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_embedded_server_dies_with_its_trainer(store: Path, tmp_path: Path) -> None:
-    job = start_train(*COMMON, "--store", str(store), "--epochs", "50")
+    job = start_train(*COMMON, "--store", str(store), "--epochs", "5000")
     children: list[int] = []
 
     def found() -> bool:
@@ -285,8 +287,8 @@ def test_pushed_models_and_checkpoints(store: Path, running: ServerProcess, tmp_
     for ways in (["--weights", "random"], ["--model", "store:backbone"], *files):
         report = tmp_path / "report.json"
         train(
-            *COMMON, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5", *ways,
-            "--report", str(report),
+            *RESNET_JOB, *BATCHES, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5",
+            *ways, "--report", str(report),
         )  # fmt: skip
         first = first or losses(report_of(report))
         assert losses(report_of(report)) == pytest.approx(first, rel=1e-6)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 COMMON = (
     *DIGITS_JOB, "--bs", "40", "--request-size", "40", "--split", "5", "--epochs", "3", "--validation", "0.2",
 )  # fmt: skip
-COUNT, MANY = 200, "60"
+COUNT, MANY = 200, "6000"
 """Samples; epochs of a job that is killed in one of the first."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import (
-    DIGITS_JOB,
+    RESNET_JOB,
     ServerProcess,
     losses,
     new_train,
@@ -24,7 +24,7 @@ from support.older_build import older_build
 from hapi.wire.frames import WIRE_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-JOB = (*DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits")
+JOB = (*RESNET_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits")
 SERVER = ("--cos-batch", "5")
 ENOUGH, FEW = 1000, 2
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.harness import (
     DIGITS_JOB,
+    RESNET_JOB,
     ServerProcess,
     environment,
     hapi,
@@ -132,7 +133,7 @@ def test_a_profile_of_another_model(
         (("--profile", str(tmp_path / "none.json")), "none.json: cannot be read"),
     ):
         options = ("--server", running.url, "--profile", str(path), *arguments)
-        failed = train(*COMMON, *options, code=2)
+        failed = train(*RESNET_JOB, "--freeze", str(FREEZE), *options, code=2)
         assert said in failed.stderr and failed.stderr.count("\n") == 1
 
 

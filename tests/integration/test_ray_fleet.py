@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import DIGITS_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
+from support.harness import RESNET_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
 from support.http_tools import exchange, make_store, metric
 from support.proxy import paced
 from support.ray_fleet import listening, parent_of, running_ray
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 COUNT, FEW, ENOUGH = 40, 3, 1000
 """Samples; epochs of a job that nothing happens to; more epochs than a job has ended that replicas die under."""
 JOB = (
-    *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
+    *RESNET_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",
 )  # fmt: skip
 SETTINGS = {"cos_batch": 5, "threads": 1, "cpus": 0.1, "drain_seconds": 10, "share_memory": 0}
 

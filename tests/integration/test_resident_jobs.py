@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.harness import DIGITS_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
+from support.harness import RESNET_JOB, losses, packed_digits, report_of, server, start_train, train, wait_for
 from support.weight_tools import mapped_kilobytes
 
 from hapi.models.graph.digest import content_key
 from hapi.models.zoo.build import ModelSpec, build
 
 JOBS, SPLIT, FREEZE = 8, 6, 11
-JOB = (*DIGITS_JOB, "--weights", "random:0", "--bs", "32", "--split", str(SPLIT), "--freeze", str(FREEZE))
+JOB = (*RESNET_JOB, "--weights", "random:0", "--bs", "32", "--split", str(SPLIT), "--freeze", str(FREEZE))
 
 
 @pytest.fixture(scope="module")

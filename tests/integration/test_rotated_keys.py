@@ -12,7 +12,7 @@ from support.http_tools import make_store, metric, until
 from support.hung_store import BUCKET, HungStore, hung_store
 
 pytestmark = pytest.mark.slow
-ENOUGH = 1000
+ENOUGH = 20_000
 """More epochs than a job has ended whose keys are replaced."""
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits",

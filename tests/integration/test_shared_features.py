@@ -46,7 +46,6 @@ def sharing(store: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 
 def session_of(running: ServerProcess, seed: int) -> Session:
     settings = settings_of(
-        model="resnet18",
         server=[running.url],
         dataset="digits",
         bs=32,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.forked import environment
 from support.free_ports import free_port
 from support.harness import (
-    DIGITS_JOB,
+    RESNET_JOB,
     ServerProcess,
     hapi,
     losses,
@@ -34,7 +34,7 @@ from hapi.models.zoo.build import ModelSpec, build
 pytestmark = pytest.mark.slow
 STORE = "s3://hapi/models"
 NET = ModelSpec(architecture="squeezenet1_1", num_classes=10, weights="random:3", input_shape=(3, 64, 64))
-TRAINED = (*DIGITS_JOB, "--model", "store:net", "--image-size", "64", "--epochs", "1", "--bs", "20", "--split", "5",
+TRAINED = (*RESNET_JOB, "--model", "store:net", "--image-size", "64", "--epochs", "1", "--bs", "20", "--split", "5",
            "--dataset", "digits")  # fmt: skip
 MIB = 1 << 20
 

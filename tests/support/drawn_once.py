@@ -15,7 +15,7 @@ from hapi.models.zoo.architectures import Architecture, build_module
 from hapi.models.zoo.build import ModelSpec, layers_of
 from support.thin_resnet import THIN_RESNET
 
-NAMES = frozenset({"resnet18", "squeezenet1_1"})
+NAMES = frozenset({"resnet18", "squeezenet1_1", THIN_RESNET})
 """Whose modules do not depend on the input's shape."""
 KEPT = 8
 """Networks at a time, of at most 47 MB."""

@@ -1,6 +1,6 @@
 """Imported last by the process that commands are forked from.
 
-The network that most commands begin with is drawn, traced and digested once, as the tests' own process does; and what
+The networks that most commands begin with are drawn, traced and digested once, as the tests' own process does; and what
 was imported is collected no more: a collection that looks through it would copy its pages in each of the commands.
 """
 
@@ -14,15 +14,17 @@ from hapi.models.zoo.build import ModelSpec
 from hapi.repository import built, pushed
 from hapi.repository.sources import fitting
 from support.drawn_once import digested_once, drawn_once, traced_once
+from support.thin_resnet import THIN_LAYERS, THIN_RESNET
 
 build.build_module = built.build_module = drawn_once
 build.layers_of = pushed.layers_of = fitting.layers_of = traced_once
 TensorDigests.of = digested_once(TensorDigests.of)  # type: ignore[method-assign]
-for classes in (None, 10):
-    digits = ModelSpec(
-        architecture="resnet18", weights="random:0", input_shape=(3, 32, 32), num_classes=classes
-    )
-    build.build(digits).prefix_digests()
-    build.structure(digits)
+for name, blocks in (("resnet18", ()), (THIN_RESNET, THIN_LAYERS)):
+    for classes in (None, 10):
+        digits = ModelSpec(
+            architecture=name, weights="random:0", input_shape=(3, 32, 32), num_classes=classes, blocks=blocks
+        )
+        build.build(digits, allow_import=True).prefix_digests()
+        build.structure(digits, allow_import=True)
 gc.collect()
 gc.freeze()

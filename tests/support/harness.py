@@ -18,12 +18,18 @@ from typing import Any
 
 from support.forked import ROOT as ROOT
 from support.forked import ForkedProcess, environment
+from support.thin_resnet import THIN_LAYERS, THIN_RESNET
 from support.waiting import PATIENCE, until
 
-DIGITS_JOB = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--lr", "0.002", "--no-progress",
+THIN = (
+    "--model", THIN_RESNET, *(flag for name in THIN_LAYERS for flag in ("--blocks", name)), "--freeze", "11",
 )  # fmt: skip
+"""Flags of ``hapi-train`` for a network with ResNet18's layers and frozen part at a fraction of its work."""
+_DIGITS = ("--weights", "random", "--image-size", "32", "--lr", "0.002", "--no-progress")
+DIGITS_JOB = (*THIN, *_DIGITS)
 """Flags of ``hapi-train`` for :func:`packed_digits`."""
+RESNET_JOB = ("--model", "resnet18", *_DIGITS)
+"""The same where a network of a library is the point."""
 
 
 class ServerProcess:
@@ -54,6 +60,8 @@ class ServerProcess:
             str(port),
             "--threads",
             "1",
+            "--allow-model",
+            THIN_RESNET,
             *arguments,
         ]
         self._stderr = (log or Path(os.devnull)).open("ab")
