@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from hapi.errors import HapiError
@@ -12,7 +13,7 @@ from hapi.repository.known.documents import KnownDocuments
 from hapi.repository.known.side_by_side import side_by_side
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import read_manifest
-from hapi.repository.versions import ModelAddress, model_names, resolve
+from hapi.repository.versions import list_versions, model_names
 from hapi.store.base import ObjectStore
 
 
@@ -21,10 +22,17 @@ class Relative:
     """A model that shares layers with another one."""
 
     name: str
+    version: int
+    """The version of that name that shares most: weights first, then structure, then the newest."""
     same_structure: int
     """Layers of the other one, from the first on, that it has."""
     same_weights: int
     """Layers of the other one, from the first on, that it has with the same weights."""
+
+    @property
+    def reference(self) -> str:
+        """Return NAME@VERSION."""
+        return f"{self.name}@{self.version}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -44,38 +52,52 @@ def _shared(identities: Sequence[LayerIdentity], other: ModelManifest) -> Relati
         )
         for kind in ("structure", "content")
     )
-    return Relative(name=other.name, same_structure=structure, same_weights=weights)
+    return Relative(name=other.name, version=other.version, same_structure=structure, same_weights=weights)
 
 
 def relatives(store: ObjectStore, model: ModelManifest) -> list[Relative]:
-    """Return the other models of ``store`` that share a layer with ``model``, as :func:`relatives_of` does."""
-    return relatives_of(store, model.identities, without=model.name)
+    """Return what of ``store`` shares a layer with ``model``, other versions of it too, as :func:`relatives_of`
+    does.
+    """
+    return relatives_of(store, model.identities, without=(model.name, model.version))
 
 
 def relatives_of(
-    store: ObjectStore, identities: Sequence[LayerIdentity], without: str | None = None
+    store: ObjectStore, identities: Sequence[LayerIdentity], without: tuple[str, int] | None = None
 ) -> list[Relative]:
     """Return the models of ``store`` that share a layer with a model, pushed or not, those with most weights first.
 
-    It reads the manifest of each model, and no weights; those of a remote store that this machine has read are not read
-    again. A model whose manifest cannot be read is left out.
+    Each is there once, by the version that shares most. The manifests of all versions are read, and no weights; those
+    of a remote store that this machine has read are not read again. One that cannot be read is left out.
 
     Args:
         store: of the others.
         identities: of the model's splits 0 to L (:meth:`hapi.models.graph.layers.LayeredModel.identities`).
-        without: name of a model that is left out.
+        without: name and version that are left out.
     """
 
-    def relative(name: str) -> Relative | None:
-        """Return what the latest version of a model shares; None for a manifest that cannot be read."""
+    def versions_of(name: str) -> list[tuple[str, int]]:
         try:
-            version = resolve(store, ModelAddress(name, None))
-            return _shared(identities, read_manifest(store, name, version, known))
+            return [(name, number) for number in list_versions(store, name)]
+        except HapiError:
+            return []
+
+    def relative(version: tuple[str, int]) -> Relative | None:
+        """Return what a version shares; None for a manifest that cannot be read."""
+        try:
+            return _shared(identities, read_manifest(store, *version, known))
         except HapiError:  # incomplete or damaged: hapi ls says so
             return None
 
-    names = [name for name in model_names(store) if name != without]
+    versions = chain(*side_by_side(store, versions_of, model_names(store)))
     with KnownDocuments(store) as known:
-        relations = side_by_side(store, relative, names)
-    found = [each for each in relations if each is not None and each.same_structure]
-    return sorted(found, key=lambda r: (-r.same_weights, -r.same_structure, r.name))
+        relations = side_by_side(store, relative, [each for each in versions if each != without])
+    best: dict[str, Relative] = {}
+    for each in relations:
+        if each is not None and each.same_structure:
+            best[each.name] = max(each, best.get(each.name, each), key=_closeness)
+    return sorted(best.values(), key=lambda r: (-r.same_weights, -r.same_structure, r.name))
+
+
+def _closeness(relative: Relative) -> tuple[int, int, int]:
+    return relative.same_weights, relative.same_structure, relative.version

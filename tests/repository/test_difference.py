@@ -16,8 +16,10 @@ from hapi.cli.main import main
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.difference import Difference, LayerChange, compare
+from hapi.repository.entries import SourceTensor
+from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import open_model
-from hapi.repository.push import push
+from hapi.repository.push import SourceLayer, push, push_tensors
 from hapi.repository.relatives import relatives, relatives_of
 from hapi.repository.versions import version_key
 from hapi.store.local import LocalStore
@@ -149,16 +151,17 @@ def test_the_relatives_of_an_architecture_that_is_not_pushed(
     asked = ("layers", "resnet18", "--input-size", "32", "--relatives")
     assert main([*asked, str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["relatives"]
-    same = dict.fromkeys(("again", "base", "early", "larger", "other-head", "tuned"), 13)
-    assert found == {**same, "deeper": 6, "settings": 6} and list(found)[:6] == list(same)
+    same = dict.fromkeys(("again@1", "base@1", "early@1", "larger@1", "other-head@1", "tuned@1"), 13)
+    assert found == {**same, "deeper@1": 6, "settings@1": 6} and list(found)[:6] == list(same)
     assert main([*asked, str(folder)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "settings has its first 6 layers"
+    assert capsys.readouterr().out.splitlines()[-1] == "settings@1 has its first 6 layers"
     assert (
         main(["layers", f"store:{folder}/tuned", "--input-size", "32", "--relatives", str(folder), "--json"])
         == 0
     )
-    assert json.loads(capsys.readouterr().out)["relatives"] == {**dict.fromkeys(same, 13), "again": 14, "base": 14,
-        "early": 14, "larger": 14, "tuned": 14, "deeper": 6, "settings": 6}  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["relatives"] == {
+        **dict.fromkeys(same, 14), "other-head@1": 13, "deeper@1": 6, "settings@1": 6,
+    }  # fmt: skip
     assert main([*asked, str(tmp_path / "nothing")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 
@@ -174,14 +177,35 @@ def test_the_command_that_shows_a_model(folder: Path, capsys: pytest.CaptureFixt
     layers = document["layers"]
     assert sum(layer["bytes"] for layer in layers) == document["bytes"]
     assert [layer["index"] for layer in layers] == list(range(1, 15)) and layers[-1]["name"] == "fc"
-    assert {"name": "base", "same_structure": 14, "same_weights": 11} in document["relatives"]
+    assert {"name": "base", "version": 1, "same_structure": 14, "same_weights": 11} in document["relatives"]
     assert main(["show", f"{folder}/tuned"]) == 0
     assert "with the same weights" not in capsys.readouterr().out
     assert main(["show", f"{folder}/tuned", "--relatives"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tuned@1: resnet18, 14 layers, ") and lines[0].endswith(", 10 classes")
     assert lines[12 + 1].split()[:3] == ["12", "layer4.1", "512x1x1"]
-    assert "base has its first 14 layers, 11 with the same weights" in lines
+    assert "base@1 has its first 14 layers, 11 with the same weights" in lines
+
+
+def test_an_earlier_version_may_be_the_closest_relative(tmp_path: Path) -> None:
+    """Which stored models begin alike is asked of all of them, not of the latest of each name."""
+    store = LocalStore(str(tmp_path))
+
+    def pushed(name: str, *values: float) -> ModelManifest:
+        layers = [
+            SourceLayer(f"l{n}", (SourceTensor.of(f"l{n}.weight", torch.full((n + 2,), value)),))
+            for n, value in enumerate(values)
+        ]
+        return push_tensors(store, name, layers).model.manifest
+
+    base = pushed("base", 0, 0, 0)
+    for values in ((0, 0, 1), (0, 0, 2), (0, 3, 3), (4, 4, 4)):
+        pushed("tuned", *values)
+    pushed("base", 0, 5, 5)
+    found = {r.reference: (r.same_structure, r.same_weights) for r in relatives(store, base)}
+    assert found == {"tuned@2": (3, 2), "base@2": (3, 1)}  # the newest of those that share most
+    store.delete(version_key("tuned", 2))
+    assert [r.reference for r in relatives(store, base)] == ["tuned@1", "base@2"]
 
 
 def test_only_manifests_are_read(folder: Path) -> None:

@@ -53,20 +53,20 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
         return 0
     _print(model, args.model)
-    for name, count in found.items():
-        print(f"{printable(name)} has its first {count} layers")
+    for reference, count in found.items():
+        print(f"{printable(reference)} has its first {count} layers")
     return 0
 
 
 def _relatives(model: LayeredModel, url: str) -> dict[str, int]:
-    """Number of the first layers that each pushed model of a store has, too, by its name; most come first."""
+    """Number of the first layers that pushed models of a store have, too, by NAME@VERSION; most come first."""
     from hapi.repository.relatives import relatives_of
 
     store = open_store(url)
     store.ping()
     # Weights are unknown, and say nothing about the structure.
     model.expected_digests = {**dict.fromkeys(model.tensors.names(), "0" * 32), **model.expected_digests}
-    return {relative.name: relative.same_structure for relative in relatives_of(store, model.identities())}
+    return {found.reference: found.same_structure for found in relatives_of(store, model.identities())}
 
 
 def _structure(args: argparse.Namespace) -> LayeredModel:

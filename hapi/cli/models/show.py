@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--relatives",
         action="store_true",
-        help="also list the models that share its first layers; reads the description of each model of the store",
+        help="also list the models that share its first layers; reads the description of each version in the store",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -185,8 +185,8 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
         say(f"files beside the tensors: {', '.join(said)}")
     for relative in found:
         say(
-            f"{printable(relative.name)} has its first {relative.same_structure} layers, {relative.same_weights} with "
-            "the same weights"
+            f"{printable(relative.reference)} has its first {relative.same_structure} layers, {relative.same_weights} "
+            "with the same weights"
         )
 
 
