@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hapi.errors import BadRequestError, DataError
 from hapi.process.threads import Threads
-from hapi.store.locking.lease import held
+from hapi.store.locking.lease import held, may_be_held
 from hapi.store.locking.locks import FORCE, Lease, LockObjects
 
 Names = list[str]
@@ -231,6 +231,10 @@ class ObjectStore(ABC):
         """
         with held(self._lock_objects(check_key(key)), key, force=force, advice=advice) as lease:
             yield lease
+
+    def may_be_locked(self, key: str) -> bool:
+        """Return whether the lock ``key`` has an owner that is not seen to be dead; nothing is changed."""
+        return may_be_held(self._lock_objects(check_key(key)), key)
 
     @abstractmethod
     def _lock_objects(self, key: str) -> LockObjects:

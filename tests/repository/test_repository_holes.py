@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.lock_owners import dead, elsewhere
 from support.stores import flip
 
 from hapi.cli.main import main
@@ -21,8 +22,8 @@ from hapi.ingest.removal import remove_model
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
-from hapi.repository.packs.journal import JOURNAL, push_lock
-from hapi.repository.packs.place import pack_id
+from hapi.repository.packs.journal import JOURNAL, append, push_lock
+from hapi.repository.packs.place import PACKS, pack_id
 from hapi.repository.packs.pushes import COLLECTION, CONDEMNED
 from hapi.repository.push import SourceLayer, push_tensors
 from hapi.repository.stored import StoredModel
@@ -251,6 +252,20 @@ def test_what_a_dead_push_left_damaged_does_not_stop_collections(store: LocalSto
     assert collect_packs(store) == ()
     with store.lock(push_lock("a" * 24)):
         assert collect_packs(store) == ()  # the entry is summed up
+
+
+def test_a_look_at_what_a_dead_push_left_changes_nothing(store: LocalStore) -> None:
+    """``hapi gc`` without ``--yes`` also looks into stores that take no write, and waits for nobody it cannot see."""
+    for number, owner in enumerate((dead(), elsewhere(3600.0))):
+        push = f"{number:024}"
+        content = push_tensors(store, f"m{number}", [layer("a", (ONE, TWO)[number])]).model.manifest
+        store.delete(content.key)
+        append(store, {"push": push, "packs": [pack_id(content.packs[0])], "structures": []})
+        store.put(push_lock(push), owner.to_bytes() + b"\n" + b"0" * 20)
+    before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
+    found = [info.key for info in collect_packs(store, dry_run=True)]
+    assert content.packs[0] not in found and sum(key.startswith(PACKS) for key in found) == 1
+    assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
 
 
 def test_a_tag_never_names_a_later_version_of_the_same_number(store: LocalStore) -> None:

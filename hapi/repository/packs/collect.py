@@ -65,7 +65,7 @@ def collect_packs(
         store.clean_temporary(folder, alone=False)  # pushes write there
     if not (any(map(store.list_keys, (PACKS, PUSHES, STRUCTURES, REPOSITORY))) or store.exists(CONDEMNED)):
         return ()
-    journal = Journal(store)
+    journal = Journal(store, changes_nothing=dry_run)
     if dry_run:
         going = _garbage(store, journal)
         rewrites = _mostly_dead(store, journal, going)

@@ -159,6 +159,12 @@ def held(
             log.warning("%s: the lock could not be given back: %s", objects.where, error)
 
 
+def may_be_held(objects: LockObjects, lock: str) -> bool:
+    """Return whether the lock has an owner that is not seen to be dead; nothing is changed, nor waited for."""
+    chain = _chain(objects, lock)
+    return bool(chain) and objects.lives(chain[-1].key, chain[-1].owner) is not False
+
+
 def _renew(lease: HeldLease, seconds: float, stop: threading.Event) -> None:
     """Give signs of life until told to stop; one that fails is followed by the next."""
     while not stop.wait(seconds / RENEWALS):
