@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -87,7 +87,7 @@ def build(
     spec: ModelSpec,
     *,
     allow_import: ImportRule = False,
-    state: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+    state: Callable[[Collection[str]], Mapping[str, torch.Tensor]] | None = None,
 ) -> LayeredModel:
     """Build the model of ``spec`` with its weights, on the CPU.
 
@@ -97,7 +97,8 @@ def build(
     Args:
         spec: the model.
         allow_import: whether a ``package.module:factory`` may be imported: yes, no, or which.
-        state: reads the weights in the file that the spec names; None: they may not be in one.
+        state: reads the weights in the file that the spec names, for a network with tensors of the given names; None:
+            they may not be in one.
 
     Raises:
         ModelError: the model or its weights cannot be made.
@@ -111,7 +112,7 @@ def build(
     module = build_module(architecture, random_seed(spec.weights) or 0)
     model = layers_of(architecture, spec, module)
     if from_file is not None:
-        model = _load_file(architecture, spec, model, from_file())
+        model = _load_file(architecture, spec, model, from_file(module.state_dict()))
     elif spec.pretrained:
         load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
     return retarget(model, spec.num_classes, spec.head_seed, lambda m: layers_of(architecture, spec, m))

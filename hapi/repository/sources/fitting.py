@@ -27,13 +27,14 @@ def fitted(spec: ModelSpec, source: TensorSource) -> FittedModel | None:
     model = _with_head(skeleton(spec, allow_import=True), spec, source)
     registered = model.module.state_dict()
     shape = model.output_shapes()[-1]
-    if registered.keys() != source.tensors.keys() or spec.num_classes not in (
+    given = source.named_as(registered)
+    if registered.keys() != given.keys() or spec.num_classes not in (
         None,
         shape[0] if shape else None,
     ):
         return None
     # Of two names of one tensor the later one counts, as when they are loaded in their order.
-    homes = {model.tensors.first_name(name): source.tensors[name] for name in registered}
+    homes = {model.tensors.first_name(name): given[name] for name in registered}
     tensors = {}
     for name in model.tensor_names(0, len(model)):
         own = model.tensors.get(name)
@@ -53,7 +54,7 @@ def _with_head(model: LayeredModel, spec: ModelSpec, source: TensorSource) -> La
         head = find_head(model)
     except ModelError:
         return model  # the checkpoint must fit as it is
-    weight = source.tensors.get(f"{head}.weight")
+    weight = source.named_as(model.module.state_dict()).get(f"{head}.weight")
     if weight is None or not weight.shape or weight.shape[0] == outputs(model.module.get_submodule(head)):
         return model
     resize_head(model.module, head, weight.shape[0], seed=0)

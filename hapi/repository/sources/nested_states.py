@@ -41,6 +41,23 @@ def state_in(loaded: Any, depth: int = _DEPTH) -> Mapping[str, torch.Tensor] | s
     return f"{_listed(others[:1])} is {_kind(loaded[others[0]])}; save model.state_dict()"
 
 
+def left_out(loaded: Any, state: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the keys under which ``loaded`` has other values of the tensors of ``state``, such as their averages."""
+    if not isinstance(loaded, dict) or _is_state(loaded):
+        return []
+    names, taken = {_bare(name) for name in state}, {id(tensor) for tensor in state.values()}
+    found = []
+    for key, value in loaded.items():
+        other = state_in(value)
+        if not isinstance(other, str) and not taken.issuperset(map(id, other.values())):
+            found += [repr(key)[:40]] * (not names.isdisjoint(map(_bare, other)))
+    return found
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("module.")
+
+
 def _is_state(value: Any) -> bool:
     return (
         isinstance(value, dict) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())

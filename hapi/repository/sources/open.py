@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,10 @@ from hapi.repository.sources.torch_file import read_torch_file
 _SAFETENSORS = ".safetensors"
 _METADATA = "__metadata__"
 """Key of a safetensors header that no tensor can have."""
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Texts that ``DataParallel`` and ``torch.compile`` put before every name."""
+_AVERAGED = "n_averaged"
+"""Tensor that ``torch.optim.swa_utils.AveragedModel`` has beside those of the network in it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class TensorSource:
     """Texts in a safetensors file's header; none for other forms."""
     notes: tuple[str, ...] = ()
     """Lines that a user should see."""
+    wrappers: tuple[str, ...] = ()
+    """Texts that stood before every name, the first ones first."""
 
     @property
     def nbytes(self) -> int:
@@ -54,9 +60,27 @@ class TensorSource:
             layers.setdefault(name.rpartition(".")[0] or name, []).append(tensor)
         return list(layers.items())
 
-    def load(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by name, in memory."""
-        return {name: _loaded(tensor) for name, tensor in self.tensors.items()}
+    def named_as(self, names: Collection[str]) -> Mapping[str, SourceTensor]:
+        """Return the tensors for a network with tensors of these names.
+
+        It may be a part of what was saved, as it is of Lightning's modules: the only one with all of these names. It
+        may also have a part that is called as wrappers call what is in them.
+        """
+        for first in range(len(self.wrappers)):
+            before = "".join(self.wrappers[first:])
+            if all(name.startswith(before) for name in names):
+                return {f"{before}{name}": tensor for name, tensor in self.tensors.items()}
+        some = next((name for name in names if name not in self.tensors), None)
+        if some is not None:
+            places = [name.removesuffix(some) for name in self.tensors if name.endswith(f".{some}")]
+            parts = [at for at in places if all(f"{at}{name}" in self.tensors for name in names)]
+            if len(parts) == 1:
+                return {name: self.tensors[f"{parts[0]}{name}"] for name in names}
+        return self.tensors
+
+    def load(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return all tensors in memory, by name as :meth:`named_as` does."""
+        return {name: _loaded(tensor) for name, tensor in self.named_as(names).items()}
 
 
 def _loaded(tensor: SourceTensor) -> torch.Tensor:
@@ -85,9 +109,9 @@ def open_source(path: str | Path) -> TensorSource:
         return _sharded(target)
     if target.suffix == _SAFETENSORS:
         header = read_safetensors(SourceFile.at(target))
-        return TensorSource(target, "safetensors", 1, _unwrapped(target, header.tensors), header.metadata)
+        return _unwrapped(TensorSource(target, "safetensors", 1, header.tensors, header.metadata))
     loaded = read_torch_file(SourceFile.at(target))
-    return TensorSource(target, "PyTorch", 1, _unwrapped(target, loaded.tensors), {}, loaded.notes)
+    return _unwrapped(TensorSource(target, "PyTorch", 1, loaded.tensors, {}, loaded.notes))
 
 
 def _sharded(target: Path) -> TensorSource:
@@ -106,7 +130,7 @@ def _sharded(target: Path) -> TensorSource:
     tensors = read_shards(index, read)
     check_total(index, sum(tensor.nbytes for tensor in tensors.values()), sum(tied))
     files = len(set(index.shards.values()))
-    return TensorSource(target, "sharded", files, _unwrapped(target, tensors), {}, tuple(notes))
+    return _unwrapped(TensorSource(target, "sharded", files, tensors, {}, tuple(notes)))
 
 
 def _is_text(name: str) -> bool:
@@ -118,17 +142,30 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _unwrapped(path: Path, tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """The tensors without the ``module.`` that ``DataParallel`` puts before every name.
+def _unwrapped(source: TensorSource) -> TensorSource:
+    """The source without what wrappers of the network put before every name, or beside its tensors.
 
     Raises:
         ModelError: a file of tensors cannot hold one of the names.
     """
-    wrapped = all(name.startswith("module.") for name in tensors)
+    tensors, wrappers = dict(source.tensors), list[str]()
+    if (
+        len(tensors) > 1
+        and _AVERAGED in tensors
+        and all(name.startswith("module.") for name in tensors.keys() - {_AVERAGED})
+    ):
+        del tensors[_AVERAGED]
+    while tensors and (before := next((w for w in _WRAPPERS if _wraps(w, tensors)), None)):
+        wrappers.append(before)
+        tensors = {name.removeprefix(before): tensor for name, tensor in tensors.items()}
     for name in tensors:
         if name == _METADATA or not _is_text(name):
             raise ModelError(
-                f"{path}: no file of tensors can hold the name {name[:80]!r}; rename that tensor"
+                f"{source.path}: no file of tensors can hold the name {name[:80]!r}; rename that tensor"
             )
-    short = {name.removeprefix("module.") if wrapped else name: tensor for name, tensor in tensors.items()}
-    return {name: replace(tensor, name=name) for name, tensor in short.items()}
+    named = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+    return replace(source, tensors=named, wrappers=tuple(wrappers))
+
+
+def _wraps(before: str, names: Collection[str]) -> bool:
+    return all(len(name) > len(before) and name.startswith(before) for name in names)

@@ -18,7 +18,7 @@ from hapi.models.tensors import STORED_NAMES
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.inert_objects import inert_objects
-from hapi.repository.sources.nested_states import state_in
+from hapi.repository.sources.nested_states import left_out, state_in
 from hapi.repository.sources.strided import StridedView
 from hapi.repository.sources.torch_damage import load_error, nested_error
 from hapi.units import format_bytes
@@ -55,21 +55,21 @@ def read_torch_file(file: SourceFile) -> TorchFile:
         return _read_old(file)
     storages = _storages(file)
     with FakeTensorMode():
-        state = _load(file)
+        state, notes = _load(file)
     tensors = {name: _located(file, name, tensor, storages) for name, tensor in state.items()}
     homes = {name: _offset(tensor) for name, tensor in state.items()}
-    return TorchFile(tensors, tied_bytes=_tied_bytes(tensors, homes))
+    return TorchFile(tensors, notes, _tied_bytes(tensors, homes))
 
 
 def _read_old(file: SourceFile) -> TorchFile:
-    state = _load(file)
+    state, notes = _load(file)
     note = (
         f"{file.path} has the format before PyTorch 1.6, so all of its {format_bytes(file.size)} were loaded into "
         "memory; torch.save writes it anew in one that is read piece by piece"
     )
     tensors = {name: SourceTensor.of(name, tensor) for name, tensor in state.items()}
     homes = {n: t.untyped_storage().data_ptr() for n, t in state.items() if t.layout == torch.strided}
-    return TorchFile(tensors, (note,), _tied_bytes(tensors, homes))
+    return TorchFile(tensors, (note, *notes), _tied_bytes(tensors, homes))
 
 
 def _tied_bytes(tensors: Mapping[str, SourceTensor], homes: Mapping[str, object]) -> int:
@@ -83,8 +83,8 @@ def _offset(tensor: torch.Tensor) -> object:
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)  # torch's docs name it
 
 
-def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
-    """The state dict in ``file``, alone or among other states of a training."""
+def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]]:
+    """The state dict in ``file``, alone or among other states of a training, and lines that a user should see."""
     try:
         with inert_objects(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
@@ -101,7 +101,9 @@ def _load(file: SourceFile) -> Mapping[str, torch.Tensor]:
         raise ModelError(f"weights file {file.path} holds no state dict (names to tensors): {state}")
     if any(tensor.is_nested for tensor in state.values()):
         raise nested_error(file)
-    return state
+    others = left_out(loaded, state)
+    note = f"{file.path} also has other values of these tensors, in {', '.join(others)}; save them alone to use them"
+    return state, (note,) if others else ()
 
 
 def _storages(file: SourceFile) -> dict[int, int]:
