@@ -153,7 +153,7 @@ def _check_order(settings: DataSettings) -> None:
     share = settings.validation
     if isinstance(share, float) and not 0 < share < 1:
         raise UsageError(
-            f"--validation {share:g}: expected a share between 0 and 1, or the name of a dataset"
+            f"--validation {share}: expected a share between 0 and 1, or the name of a dataset"
         )
 
 

@@ -16,6 +16,7 @@ from support.local_job import open_session, over_slow_store, pack_blobs, service
 from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
+from hapi.cli.shared.training_notes import notes
 from hapi.config.settings import load
 from hapi.server.http.loopback import loopback_handler
 from hapi.train.settings import TrainSettings
@@ -327,11 +328,11 @@ def test_another_kind_of_server(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
     """Each sample is a range in any order; by default they come in chunks."""
     pack_blobs(tmp_path / "store")
-    training = load(TrainSettings, None, {}).value
+    loaded = load(TrainSettings, None, {})
     with service_of(tmp_path / "store") as service:
         slow = over_slow_store(loopback_handler(service))
         with open_session(slow, split=0, shuffle="full") as session:
-            note, weights = sorted(command._warnings(session, training))
+            note, weights = sorted(notes(session, loaded))
         assert weights == (
             "--weights random: layers 1 to 12 are frozen and keep their random weights; give pre-trained weights, or "
             "--freeze 0 to train all layers"
@@ -340,21 +341,21 @@ def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
         assert "without it there would be 3 of 184.0 KiB" in note
         for handler, order in ((slow, "auto"), (slow, "chunks"), (loopback_handler(service), "full")):
             with open_session(handler, split=0, shuffle=order) as session:
-                assert list(command._warnings(session, training)) == [weights]
+                assert list(notes(session, loaded)) == [weights]
 
 
 @pytest.mark.slow
 def test_random_weights_that_nobody_asked_for(tmp_path: Path) -> None:
     pack_blobs(tmp_path / "store")
-    training = load(TrainSettings, None, {}).value
+    loaded = load(TrainSettings, None, {})
     with service_of(tmp_path / "store") as service:
         for freeze, kept in ((0, ""), (12, " (layers 1 to 12 are frozen and keep their random weights)")):
             with open_session(service, model="resnet18", weights="auto", freeze=freeze, split=0) as session:
-                found = list(command._warnings(session, training))
+                found = list(notes(session, loaded))
             (line,) = found
             assert line == (
                 f"--weights auto: no pre-trained weights of resnet18 are in reach, so random ones are used{kept}; "
                 "--weights FILE brings your own"
             )
         with open_session(service, weights="random", freeze=0, split=0) as session:
-            assert not list(command._warnings(session, training))
+            assert not list(notes(session, loaded))
