@@ -12,7 +12,7 @@ from hapi.errors import BadRequestError, DataError, NotFoundError
 from hapi.store.base import ObjectStore, check_prefix
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.labels import LabelForm, LabelKind, check_label_kind
-from hapi.wire.references import TransformSpec, check_digest, check_name
+from hapi.wire.references import TransformSpec, check_digest, check_name, check_shape
 
 FORMAT = 3
 """Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
@@ -25,7 +25,6 @@ DTYPES = ("uint8", "float16", "float32", "float64")
 """Element types of stored tensors."""
 
 MAX_SAMPLES = 1 << 40
-MAX_SIDE = 1 << 24
 _MAX_BYTES = 1 << 62
 _MAX_INDEX_SIZE = 1 << 46
 _MANIFEST_FIELDS = (
@@ -70,9 +69,7 @@ class SampleLayout:
             raise BadRequestError("layout.kind: expected 'encoded' or 'tensor'")
         if dtype not in DTYPES:
             raise BadRequestError(f"layout.sample_dtype: expected one of {', '.join(DTYPES)}")
-        if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
-            raise BadRequestError("layout.sample_shape: expected a list of 1 to 4 integers")
-        sides = tuple(check_int(side, 1, MAX_SIDE, "layout.sample_shape") for side in shape)
+        sides = check_shape(shape, "layout.sample_shape")
         return cls(kind="tensor", sample_shape=sides, sample_dtype=dtype)
 
     def to_json(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ request. A server that holds something else answers 409 instead of computing som
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -26,6 +27,9 @@ LEAST_DIGEST_DIGITS = 8
 
 MAX_IMAGE_SIDE = 4096
 """Largest side, in pixels, that a transform may ask for (bounds memory before allocation)."""
+
+MAX_SIDE, MAX_ELEMENTS = 1 << 24, 1 << 48
+"""Largest side and most elements of a sample or a model's input, whatever they stand for."""
 
 MAX_LEVEL, MIN_STD = 1e3, 1e-6
 """Bounds of a transform's mean and standard deviation: neither is above the first, no deviation below the second."""
@@ -51,6 +55,16 @@ def given_name(name: str, what: str) -> str:
         return check_name(name, what)
     except BadRequestError as error:
         raise UsageError(str(error)) from None
+
+
+def check_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """Return ``shape``, of a sample or an input, if it has 1 to 4 sides; raise :class:`BadRequestError` otherwise."""
+    if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
+        raise BadRequestError(f"{what}: expected a list of 1 to 4 integers")
+    sides = tuple(check_int(side, 1, MAX_SIDE, what) for side in shape)
+    if math.prod(sides) > MAX_ELEMENTS:
+        raise BadRequestError(f"{what}: {shortened(shape)} has more than {MAX_ELEMENTS} elements")
+    return sides
 
 
 def check_model(reference: Any, what: str) -> str:
@@ -167,10 +181,7 @@ class ModelReference:
             or not all(isinstance(b, str) and ARCHITECTURE_PATTERN.fullmatch(b) for b in blocks)
         ):
             raise BadRequestError("model.blocks: expected a list of module paths")
-        shape = d.get("input_shape", [3, 224, 224])
-        if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
-            raise BadRequestError("model.input_shape: expected a list of 1 to 4 integers")
-        sides = tuple(check_int(v, 1, MAX_IMAGE_SIDE, "model.input_shape") for v in shape)
+        sides = check_shape(d.get("input_shape", [3, 224, 224]), "model.input_shape")
         digest = check_digest(d["digest"], "model.digest")
         return cls(
             source=source, name=name, weights=weights, digest=digest, blocks=tuple(blocks), input_shape=sides

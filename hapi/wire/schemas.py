@@ -18,6 +18,7 @@ from hapi.wire.references import (
     DIGEST_PATTERN,
     MAX_IMAGE_SIDE,
     MAX_SEED,
+    MAX_SIDE,
     MODEL_PATTERN,
     NAME_PATTERN,
     WEIGHTS_PATTERN,
@@ -180,7 +181,7 @@ def _model_reference() -> Schema:
         "weights": text(WEIGHTS_PATTERN),
         "digest": DIGEST,
         "blocks": listed(text(ARCHITECTURE_PATTERN), 0, 1000),
-        "input_shape": listed(whole(1, MAX_IMAGE_SIDE), 1, 4),
+        "input_shape": listed(whole(1, MAX_SIDE), 1, 4),
     }
     schema = of_class(ModelReference, known, closed=True, optional=True)
     pushed = {"properties": {"source": {"const": "store"}, "weights": {"const": "pushed"}, "name": MODEL}}

@@ -14,13 +14,13 @@ import numpy as np
 import xxhash
 
 from hapi.data.manifest import DTYPES, SampleLayout
-from hapi.errors import DataError, UsageError
+from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.ingest.labels.file import MAX_TABLE_BYTES, StoredFile, content_of
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.labels.values import Labels, array_labels
 from hapi.ingest.sources.base import Source, integer_labels, numbered_classes
 from hapi.store.stored_array import StoredArray, npy_array, safetensors_arrays
-from hapi.wire.references import TransformSpec
+from hapi.wire.references import TransformSpec, check_shape
 
 Samples = np.ndarray | StoredArray
 
@@ -80,10 +80,10 @@ class ArraySource(Source):
             )
         self._samples = samples
         self._moved, shape = _channels_first(samples)
-        if not 1 <= len(shape) <= 4 or 0 in shape:
-            raise UsageError(
-                f"{path}: samples of shape {list(shape)} cannot be packed; they need 1 to 4 axes"
-            )
+        try:
+            check_shape(list(shape), f"{path}: samples cannot be packed")
+        except BadRequestError as error:
+            raise UsageError(str(error)) from None
         self.layout = SampleLayout(kind="tensor", sample_shape=shape, sample_dtype=samples.dtype.name)
         self.classes = labels.classes
         if samples.dtype == np.uint8 and len(shape) == 3 and shape[0] in (1, 3):

@@ -21,9 +21,10 @@ from hapi.models.zoo.architectures import (
     find_architecture,
 )
 from hapi.models.zoo.head import find_head, retarget
-from hapi.models.zoo.names import ALIASES, MAX_CLASSES, MAX_SIDE, is_file, random_seed
+from hapi.models.zoo.names import ALIASES, MAX_CLASSES, is_file, random_seed
 from hapi.models.zoo.weights import fit_head, library_state, load_state
 from hapi.wire.documents import check_int, strict_fields
+from hapi.wire.references import check_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,10 @@ class ModelSpec:
         object.__setattr__(self, "architecture", ALIASES.get(self.architecture, self.architecture))
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise ModelChoiceError(f"{self.num_classes} classes: give a number from 1 to {MAX_CLASSES}")
-        if not 1 <= len(self.input_shape) <= 4 or not all(1 <= side <= MAX_SIDE for side in self.input_shape):
-            raise ModelChoiceError(
-                f"input shape {list(self.input_shape)}: give 1 to 4 sides from 1 to {MAX_SIDE}"
-            )
+        try:
+            check_shape(list(self.input_shape), "input shape")
+        except BadRequestError as error:
+            raise ModelChoiceError(str(error)) from None
 
     @property
     def pretrained(self) -> bool:
@@ -70,14 +71,12 @@ class ModelSpec:
                 raise BadRequestError(f"spec.{name}: expected text")
         if not isinstance(d["blocks"], list) or not all(isinstance(b, str) for b in d["blocks"]):
             raise BadRequestError("spec.blocks: expected a list of module paths")
-        if not isinstance(d["input_shape"], list):
-            raise BadRequestError("spec.input_shape: expected a list of integers")
         classes = d["num_classes"]
         return cls(
             architecture=d["architecture"],
             num_classes=None if classes is None else check_int(classes, 1, MAX_CLASSES, "spec.num_classes"),
             weights=d["weights"],
-            input_shape=tuple(check_int(v, 1, MAX_SIDE, "spec.input_shape") for v in d["input_shape"]),
+            input_shape=check_shape(d["input_shape"], "spec.input_shape"),
             blocks=tuple(d["blocks"]),
             head_seed=check_int(d["head_seed"], 0, 2**63 - 1, "spec.head_seed"),
         )

@@ -18,8 +18,7 @@ from hapi.wire.references import ARCHITECTURE_PATTERN
 ALIASES = {"transformer": "vit_b_16"}
 TIMM = "timm:"
 MAX_CLASSES = 10_000_000
-MAX_SIDE = 65_536
-"""Bounds of a model's classes, and of each side of its input."""
+"""Bound of a model's classes."""
 _WORDS = ("", "auto", "random", "DEFAULT")
 """Weights, even where a folder has the name."""
 _RANDOM = re.compile(r"random:(\d{1,18})")
