@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from hapi.errors import UsageError
+from hapi.errors import ModelChoiceError, UsageError
 
 _FACTORY = re.compile(r"(?!timm:|store:)[\w.-]{1,200}:[\w.:-]{1,200}", re.ASCII)
 
@@ -34,6 +35,23 @@ def check_allowed(factory: str, allowed: Collection[str], name: str) -> None:
             f"model {name!r} would run the code of {factory!r} here; if you trust it, allow it with "
             f"--allow-model {factory}"
         )
+
+
+def check_module(model: str) -> None:
+    """Raise :class:`ModelChoiceError` if ``model`` is a factory in a package or module that is not there.
+
+    Nothing is imported.
+    """
+    if not is_factory(model):
+        return
+    module, _, attribute = model.partition(":")
+    if module.endswith(".py"):
+        raise ModelChoiceError(
+            f"{model!r}: a module is named without .py; write {module.removesuffix('.py')}:{attribute}"
+        )
+    top = module.partition(".")[0]
+    if top not in sys.modules and (not top or importlib.util.find_spec(top) is None):
+        raise ModelChoiceError(f"{model!r} cannot be imported: there is no module {top!r}")
 
 
 def search_here() -> None:

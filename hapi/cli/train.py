@@ -96,8 +96,7 @@ def _loaded(args: argparse.Namespace, launch: Launch | None) -> tuple[Loaded[Tra
     experiment, overrides = run_folder(settings_file(args, "experiment"), overrides_of(args, TrainSettings))
     loaded: Loaded[TrainSettings] = load(TrainSettings, experiment, overrides, os.environ, VARIABLES)
     loaded = as_kept(loaded)
-    if launch is not None:
-        check_launch(loaded.value, launch)
+    check_launch(loaded.value, launch)
     return loaded, experiment
 
 
@@ -141,14 +140,14 @@ def _ready(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
     from hapi.client.early_checks import check_names
 
     settings = loaded.value
+    if settings.allow_model or settings.init_from or is_factory(settings.model):
+        search_here()
     check_names(settings)
     if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
     with Leaving("hapi-train"):
         from hapi.train.init_from import started
 
-    if settings.allow_model or settings.init_from or is_factory(settings.model):
-        search_here()
     loaded = replace(loaded, value=started(settings, has_model="model" in loaded.origins))
     check_together(loaded)
     return loaded

@@ -19,6 +19,7 @@ from hapi.codecs.names import LOSSY
 from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.listing import check_store
 from hapi.errors import UsageError
+from hapi.factories import check_module
 from hapi.models.zoo.names import check_model, check_weights, could_be_layer
 from hapi.paths import user_path
 from hapi.profiler.profile import Profile
@@ -48,11 +49,14 @@ def check_names(settings: SessionSettings) -> None:
     pushed = settings.model.startswith(STORE_PREFIX)
     if not pushed:
         check_model(settings.model)
+        check_module(settings.model)
         check_weights(settings.model, settings.weights)
     _check_split(settings, settings)
     if is_fixed(settings.split):
         check_fixed(settings)
     _check_profile(settings.profile)
+    if settings.ca_file is not None and not settings.server:
+        raise UsageError(f"--ca-file {settings.ca_file}: is for an https:// --server, and none is named")
     try:
         store = _folder(settings)
     except UsageError:  # told by whoever opens it, after what is wrong elsewhere
@@ -152,9 +156,7 @@ def _check_order(settings: DataSettings) -> None:
     EpochOrder(seed=settings.seed, shuffle=shuffle, trainers=settings.trainers, trainer=settings.trainer)
     share = settings.validation
     if isinstance(share, float) and not 0 < share < 1:
-        raise UsageError(
-            f"--validation {share}: expected a share between 0 and 1, or the name of a dataset"
-        )
+        raise UsageError(f"--validation {share}: expected a share between 0 and 1, or the name of a dataset")
 
 
 def _check_profile(path: str | None) -> None:

@@ -351,9 +351,8 @@ def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tup
     try:
         split = model.resolve(requested)
     except ModelError as error:
-        raise UsageError(
-            f"--split: {error} ('hapi layers MODEL' lists them), nor a strategy ({', '.join(STRATEGY_NAMES)})"
-        ) from None
+        strategies = f", nor a strategy ({', '.join(STRATEGY_NAMES)})" if isinstance(requested, str) else ""
+        raise UsageError(f"--split: {error} ('hapi layers MODEL' lists them){strategies}") from None
     last_split = model.last_split(freeze)
     if split > last_split:
         raise UsageError(

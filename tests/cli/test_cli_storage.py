@@ -263,3 +263,11 @@ def test_names_in_a_store_do_not_steer_the_terminal(
         shown = capsys.readouterr().out
         assert shown and all(line.isprintable() for line in shown.splitlines())
         assert r"\x1b]0;owned\x07" in shown
+
+
+def test_no_library_warns_beside_the_line_of_an_image_that_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / "wide.ppm").write_bytes(b"P6 12000 9000 255\n" + bytes(64))
+    process = start("pack", f"{tmp_path}/images", f"{tmp_path}/store/d", "--quiet")
+    err = process.communicate()[1]
+    assert process.returncode == 1 and err.count("\n") == 1 and "12000 x 9000 is too large" in err, err

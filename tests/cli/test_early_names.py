@@ -43,6 +43,16 @@ ROWS = (
     ("train --store one --profile no_profile.json", "--profile no_profile.json: profile: "),
     ("train --store one --split freeze --profile none.json", "--profile needs a split that is chosen"),
     ("train --store one --trainer 3", "--trainer 3: trainers are numbered from 0"),
+    (
+        "train --store one --ca-file ca.pem",
+        "--ca-file ca.pem: is for an https:// --server, and none is named",
+    ),
+    ("train --store one --sync-batchnorm", "--sync-batchnorm needs several ranks"),
+    (
+        "train --store one --model no_such:net",
+        "'no_such:net' cannot be imported: there is no module 'no_such'",
+    ),
+    ("train --store one --model nets.py:small", "a module is named without .py; write nets:small"),
     ("push resnet81 one/net", "did you mean resnet18"),
     ("push resnet18 one/net --weights none.pth", "there is no such file"),
     ("layers resnet81", "did you mean resnet18"),

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -71,6 +72,7 @@ def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False)
         body: the command; returns its exit code.
         goes_on: the work counts even without the output, so it goes on without stdout.
     """
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # an image that is wrong has a line of its own
     with standard_outputs(program, goes_on=goes_on):
         return _guarded(program, body, goes_on)
 

@@ -16,7 +16,7 @@ from hapi.cli.shared.common import exit_code, tell
 from hapi.config.fields import flag_of, flat
 from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.process.telemetry import open_tracer
-from hapi.train.distributed.launch import Launch
+from hapi.train.distributed.launch import NEEDS_RANKS, Launch
 from hapi.train.distributed.launcher_watch import stop_with_launcher
 
 if TYPE_CHECKING:
@@ -38,12 +38,16 @@ LINGER_SECONDS = 20.0
 """Longest time in which the first rank says what is wrong, before another one does."""
 
 
-def check_launch(settings: TrainSettings, launch: Launch) -> None:
-    """Check the settings of a rank.
+def check_launch(settings: TrainSettings, launch: Launch | None) -> None:
+    """Check the settings of a rank; None: of a process alone.
 
     Raises:
-        UsageError: a batch does not suffice for all ranks, or all are to take one GPU.
+        UsageError: a batch does not suffice for all ranks, all are to take one GPU, or there is only one.
     """
+    if settings.sync_batchnorm and (launch is None or launch.size == 1):
+        raise UsageError(NEEDS_RANKS)
+    if launch is None:
+        return
     if settings.bs < launch.size:
         raise UsageError(f"--bs {settings.bs}: has fewer samples than the {launch.size} ranks that share it")
     if launch.size > 1 and settings.device.startswith("cuda:"):

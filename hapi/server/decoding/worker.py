@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def receive(sock: socket.socket, out: memoryview) -> None:
 
 def main() -> int:
     """``python -m hapi.server.decoding.worker FD``: decode until the socket ``FD`` closes."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # the server's log has lines of its own form
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the server, which finishes what runs
     torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hapi.client.joint.ranks import Ranks
 from hapi.errors import UsageError
+from hapi.train.distributed.launch import NEEDS_RANKS
 
 
 def has_batch_norm(module: nn.Module) -> bool:
@@ -24,9 +25,7 @@ def synchronise(module: nn.Module, ranks: Ranks) -> None:
         UsageError: there is one rank only, or torch has no such layer for the device.
     """
     if ranks.size == 1:
-        raise UsageError(
-            "--sync-batchnorm needs several ranks: start with torchrun --no-python --nproc-per-node N hapi-train"
-        )
+        raise UsageError(NEEDS_RANKS)
     if any(parameter.device.type == "cpu" for parameter in module.parameters()):
         raise UsageError("--sync-batchnorm: torch synchronises BatchNorm between GPUs, not on a CPU")
     for name, layer in module.named_children():

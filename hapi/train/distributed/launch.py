@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from hapi.errors import UsageError
 
+NEEDS_RANKS = (
+    "--sync-batchnorm needs several ranks: start with torchrun --no-python --nproc-per-node N hapi-train"
+)
+"""Error of one process that is to take statistics over several."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
