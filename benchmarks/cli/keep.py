@@ -10,7 +10,10 @@ from benchmarks.cli.benchmark import Benchmark, Outcome, tell
 from benchmarks.cli.options import number, option, results, switch
 from hapi.cli.shared.numbers import count
 from hapi.errors import UsageError
+from hapi.profiler.reading import load_document
 
+MOST_BYTES = 64 << 20
+"""Bytes of results that are read."""
 RESULTS = "bench-results/keep.jsonl"
 PARTS = ("choices", "fill", "machine", "cells")
 
@@ -27,17 +30,18 @@ def _keep(args: argparse.Namespace) -> Outcome:
         raise UsageError("--trial: only with --part choices")
     if args.view:
         return _outcome(list(read(Path(args.results))))
+    known = _known(args.best)
     found = Results(Path(args.results), {**conditions(), "grid": {"trial": args.trial}})
-    _measure(found, parts, args)
+    _measure(found, parts, known, args)
     return _outcome(found.records)
 
 
-def _measure(found: Any, parts: Any, args: argparse.Namespace) -> None:
+def _measure(found: Any, parts: Any, known: Any, args: argparse.Namespace) -> None:
     if "choices" in parts:
         from benchmarks.keep.choices import check_replay, replay_grid
 
         check_replay(found)
-        replay_grid(found, args.cells, args.trial, tell)
+        replay_grid(found, args.cells, args.trial, known, tell)
     if "fill" in parts:
         from benchmarks.keep.filling import measure_fills
 
@@ -50,6 +54,17 @@ def _measure(found: Any, parts: Any, args: argparse.Namespace) -> None:
         from benchmarks.keep.cells import measure_cells
 
         measure_cells(found, tell)
+
+
+def _known(name: str | None) -> list[dict[str, Any]]:
+    """Records of cells in the kept results of an earlier run."""
+    if name is None:
+        return []
+    document = load_document(name, MOST_BYTES, "give the JSON of an earlier run")
+    cells = document.get("cells") if isinstance(document, dict) else None
+    if not isinstance(cells, list) or any(not isinstance(one, dict) or "kind" not in one for one in cells):
+        raise UsageError(f"--best {name}: holds no replayed cells; give the JSON of an earlier run")
+    return cells
 
 
 def _outcome(records: list[dict[str, Any]]) -> Outcome:
@@ -96,6 +111,11 @@ BENCHMARKS = (
             number("--repeats", count(1, 100), "of each fill", "1"),
             number("--fill-samples", count(16, 2000), "whose features fill the cache, 1.2 MB each", "320"),
             switch("--trial", "replay cells of another grid, on which the choice may be improved"),
+            option(
+                "--best",
+                "whose best choices of a cell are taken in place of a search (JSON of an earlier run)",
+                metavar="FILE",
+            ),
             switch("--view", "measure nothing; show what FILE has"),
             results(RESULTS, "JSON lines; goes on where it was"),
         ),

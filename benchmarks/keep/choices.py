@@ -16,7 +16,7 @@ from benchmarks.split.replay import mean_profile
 from benchmarks.split.study import measured_cells
 from benchmarks.testbed.cells import Results, read
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.job_cost import Choice
+from hapi.profiler.reuse.choice import Choice
 from hapi.units import format_duration
 
 WITHIN, SHARE = 0.05, 0.95
@@ -26,15 +26,21 @@ WORST = 8
 _SWEEP_REQUEST = 16
 
 
-def replay_grid(results: Results, count: int, trial: bool, tell: Callable[[str], None]) -> None:
-    """Replay the first ``count`` cells of the held grid, or of the one for trials, that ``results`` does not hold."""
+def replay_grid(
+    results: Results, count: int, trial: bool, known: Sequence[Mapping[str, Any]], tell: Callable[[str], None]
+) -> None:
+    """Replay the first ``count`` cells of the held grid, or of the one for trials, that ``results`` does not hold.
+
+    The best choices of cells of which there is a record among ``known`` are those; others are searched.
+    """
+    found = {record["cell"]: record for record in of_kind(known, "choice")}
     cells = (TRIAL if trial else HELD).cells(count)
     done = {record["cell"] for record in of_kind(results.records, "choice")}
     todo = [cell for cell in cells if cell.key not in done]
     tell(f"{len(cells)} cells, {len(todo)} to replay")
     began = time.monotonic()
     for number, cell in enumerate(todo):
-        results.add(judge(cell))
+        results.add(judge(cell, found.get(cell.key)))
         if number % 20 == 19:
             left = (time.monotonic() - began) / (number + 1) * (len(todo) - number - 1)
             tell(f"{number + 1} of {len(todo)}; about {format_duration(left)} left")

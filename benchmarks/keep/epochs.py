@@ -17,8 +17,8 @@ from benchmarks.keep.events import Then
 from benchmarks.keep.machines import Machines, Requests
 from hapi.client.loading.prefetcher import READ_AHEAD
 from hapi.client.memory import EVEN_ROWS
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW
-from hapi.profiler.reuse.job_cost import Choice
 from hapi.profiler.stages.alternation import Alternation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from benchmarks.keep.machines import Machines, SideCache
 from benchmarks.keep.whole_job import JobFound, World, busy, epoch_bound, kept_share, replay
 from hapi.cache.disk_rates import DiskRates
 from hapi.client.planning.reuse_choice import ReuseChooser
-from hapi.profiler.reuse.choose import choose_reuse
+from hapi.errors import UsageError
+from hapi.profiler.reuse.choice import Choice, Mode
+from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
 from hapi.profiler.reuse.facts import RAW, CodecCost, CutCodecs, KeptShare, ReuseFacts, Storage
-from hapi.profiler.reuse.job_cost import Choice, Mode
 from hapi.profiler.stages.alternation import STEPS, Alternation
 
 ENOUGH = 0.02
@@ -31,15 +32,31 @@ RATIO_ERROR, RATE_ERROR = 0.03, 0.2
 """Largest parts by which codecs tried on a few rows are taken to be off: rows and a busy processor differ so much."""
 
 
-def judge(cell: KeepCell) -> dict[str, Any]:
-    """Return the record of a cell: seconds as planned, as a run chooses, and of the best choice there is."""
+def judge(cell: KeepCell, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the record of a cell: seconds as planned, as a run chooses, and of the best choice there is.
+
+    Args:
+        cell: the conditions.
+        known: an earlier record of the cell, whose best choice is taken in place of a search; None to search.
+
+    Raises:
+        UsageError: the replay of a choice that is in both records takes another time than then.
+    """
     world = world_of(cell)
     codecs = codecs_of(cell.model, world.profile.last_split, cell.speed) if cell.codecs else ()
     plan = choose_reuse(world.profile, world.job, sampled_facts(world, codecs))
-    planned = replay(world, lambda machines, epoch: plan.choice)
+    planned = replay(world, lambda machines, epoch: planned_choice(plan, epoch))
     run = RunPolicy(world, codecs)
     ran = replay(world, run)
-    best, choice, replayed = best_of(world, codecs, min(planned.seconds, ran.seconds))
+    if known is None:
+        best, choice, replayed = best_of(world, codecs, min(planned.seconds, ran.seconds))
+        best_text = text_of(plan.choice if choice is None else choice)
+    else:
+        if known["chosen"] == text_of(plan.choice) and abs(known["planned"] / planned.seconds - 1) > 1e-9:
+            raise UsageError(
+                f"cell {cell.key}: the replay is another one than in the known results; search anew"
+            )
+        best, best_text, replayed = known["best"], known["best_choice"], 0
     best = min(best, planned.seconds, ran.seconds)
     return {
         "kind": "choice",
@@ -53,10 +70,16 @@ def judge(cell: KeepCell) -> dict[str, Any]:
         **_facts("run", ran),
         "run_choices": run.texts,
         "best": best,
-        "best_choice": text_of(choice) if choice is not None else text_of(plan.choice),
+        "best_choice": best_text,
         "budget": [0 if side is None else side.budget for side in (world.client, world.server)],
         "replayed": replayed,
     }
+
+
+def planned_choice(plan: ReusePlan, epoch: int) -> Choice:
+    """Return the choice for ``epoch``, as it was planned before the first one."""
+    settled = plan.cost.later_epoch is not None and epoch >= plan.cost.later_epoch
+    return plan.choice.settled if settled else plan.choice.unchanging
 
 
 def _facts(name: str, found: JobFound) -> dict[str, Any]:
@@ -73,7 +96,8 @@ def text_of(choice: Choice) -> str:
     if choice.alternation is not None:
         other = f", {choice.alternation.text}"
         other += "" if choice.other_wire == RAW else f", {choice.other_wire.name} on the wire"
-    return f"{choice.mode}{kept}, split {choice.split}{wire}{other}{limit}"
+    later = "" if choice.later is None else f"; then {text_of(choice.settled)}"
+    return f"{choice.mode}{kept}, split {choice.split}{wire}{other}{limit}{later}"
 
 
 def sampled_facts(world: World, codecs: tuple[CutCodecs, ...]) -> ReuseFacts:
@@ -118,7 +142,7 @@ class RunPolicy:
         self._chooser.choose(self._world.profile, left, range(self._world.profile.last_split + 1))
         if self._chooser.plan is None:
             raise RuntimeError("a choice was made without one; this is a defect of hapi")
-        choice = self._true(self._chooser.plan.choice)
+        choice = self._true(self._chooser.plan.choice.unchanging)
         self._tried |= {choice.cut, choice.split}
         if choice.alternation is not None:
             self._tried.add(choice.alternation.other)

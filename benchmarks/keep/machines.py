@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from benchmarks.keep.disks import CacheAtWork, Disk, DiskAtWork, Shelf
 from benchmarks.keep.events import Clock, Pool, Then
 from hapi.profiler.profile import Job, Profile, TierProfile
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW
-from hapi.profiler.reuse.job_cost import Choice
 
 FrameArrived = Callable[[int], None]
 """Told the samples of a frame that is on the trainer's side."""

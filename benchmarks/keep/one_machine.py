@@ -29,7 +29,7 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.job_cost import Choice
+from hapi.profiler.reuse.choice import Choice
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 

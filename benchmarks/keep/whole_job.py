@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from benchmarks.keep.epochs import Epoch, alone
 from benchmarks.keep.machines import Machines, SideCache
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW
-from hapi.profiler.reuse.job_cost import Choice
 
 
 @dataclass(frozen=True, kw_only=True)

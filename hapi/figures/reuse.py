@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hapi.figures.canvas import COLOURS, canvas, inline_svg, legend, seconds_axis
 from hapi.figures.fields import Fields
 from hapi.figures.markup import escaped, figure, section, table
-from hapi.profiler.reuse.job_cost import MODE_NAMES
+from hapi.profiler.reuse.choice import MODE_NAMES
 from hapi.profiler.reuse.over_epochs import Course
 from hapi.units import format_bytes, format_duration
 
@@ -31,6 +31,8 @@ class ReuseCost:
 
     cut: int
     split: int
+    later: int
+    """Split once the cache is full."""
     codec: str
     seconds: float
     last: float | None
@@ -49,9 +51,11 @@ class ReuseCost:
     def of(cls, f: Fields) -> ReuseCost:
         """Parse the ``cost`` of a candidate."""
         choice = f.inner("choice")
+        split = choice.integer("split")
         return cls(
             cut=choice.integer("cut"),
-            split=choice.integer("split"),
+            split=split,
+            later=choice.inner("later").integer("split") if choice.has("later") else split,
             codec=choice.inner("codec").text("name"),
             seconds=f.seconds("seconds"),
             last=f.seconds("last_epoch_seconds") if f.has("last_epoch_seconds") else None,
@@ -186,7 +190,7 @@ def _row(option: ReuseOption) -> tuple[str, ...]:
     return (
         name,
         str(cost.cut) if cost.cut else "–",
-        str(cost.split),
+        str(cost.split) if cost.later == cost.split else f"{cost.split}, then {cost.later}",
         cost.codec if keeps else "–",
         format_duration(cost.seconds),
         f"{cost.money:.2f}",

@@ -20,14 +20,18 @@ from benchmarks.keep.disks import Disk
 from benchmarks.keep.filling import RUNS as FILLS
 from benchmarks.keep.filling import counted_forecast, fill_table
 from benchmarks.keep.grid import HELD, TRIAL, KeepCell, codecs_of, recorded, world_of
-from benchmarks.keep.judging import alternations, best_of, every_choice, judge
+from benchmarks.keep.judging import alternations, best_of, every_choice, judge, text_of
 from benchmarks.keep.machines import Machines
 from benchmarks.keep.one_machine import RUNS as MACHINES
 from benchmarks.keep.one_machine import errors_of, machine_table
 from benchmarks.keep.slow_folder import slow_folder, why_not
 from benchmarks.keep.whole_job import replay
+from hapi.errors import UsageError
 from hapi.profiler.profile import Job
-from hapi.profiler.reuse.facts import RAW
+from hapi.profiler.reuse.choice import Choice, Crossing
+from hapi.profiler.reuse.choose import choose_reuse
+from hapi.profiler.reuse.facts import RAW, Prices
+from hapi.profiler.reuse.job_cost import JobPricer
 
 CELL = KeepCell(
     model="resnet18", bs=64, bandwidth=15e6, epochs=10, disk="150 MB/s", room=4.0, memory=False, codecs=True,
@@ -70,6 +74,23 @@ def test_a_cell_is_judged_by_replays(small: None) -> None:
     assert found["kind"] == "choice" and found["cell"] == CELL.key and found["mode"] == "keep here"
     assert 0 < found["best"] <= min(found["planned"], found["run"]) and found["run_choices"]
     assert found["planned_bytes"][0] <= found["budget"][0]
+    assert judge(CELL, found) == {**found, "replayed": 0}, "the best one is known"
+    with pytest.raises(UsageError, match="the replay is another one than in the known results"):
+        judge(CELL, {**found, "planned": 2 * found["planned"]})
+
+
+def test_a_plan_of_two_phases_is_replayed_as_planned(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(
+        CELL, model="densenet121", bs=32, bandwidth=1e10, room=0.3, codecs=False, speed=10, epochs=4
+    )
+    choice = Choice(mode="keep here", cut=19, split=9).then(Crossing(split=14))
+    world = world_of(cell)
+    cost = JobPricer(world.profile, world.job, judging.sampled_facts(world, ()), choice).job_cost(Prices())
+    plan = choose_reuse(world.profile, world.job, judging.sampled_facts(world, ()))
+    plan = replace(plan, cost=replace(cost, later_epoch=2))
+    splits = [judging.planned_choice(plan, epoch).split for epoch in range(4)]
+    assert splits == [9, 9, 14, 14] and text_of(choice).endswith("; then keep here 19, split 14")
+    assert all(judging.planned_choice(plan, epoch).later is None for epoch in range(4))
 
 
 def test_a_run_begins_with_estimates_that_are_off_and_pays_what_is_true(small: None) -> None:
@@ -195,7 +216,12 @@ def test_measured_cells_compare_the_choice_with_each_forced_mode() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [("--part filling", "expected one of choices"), ("--trial", "only with --part choices")],
+    [
+        ("--part filling", "expected one of choices"),
+        ("--trial", "only with --part choices"),
+        ("--best pyproject.toml", "give the JSON of an earlier run"),
+        ("--best docs/measurements/wire-2core-2026-11-21.json", "holds no replayed cells"),
+    ],
 )
 def test_wrong_flags(flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keep", *flags.split(), "--results", str(tmp_path / "found.jsonl")]) == 2

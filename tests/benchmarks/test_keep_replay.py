@@ -15,8 +15,9 @@ from benchmarks.keep.events import Clock, Pool
 from benchmarks.keep.machines import Machines, SideCache
 from benchmarks.keep.whole_job import World, epoch_bound, replay
 from hapi.profiler.profile import Job, LinkProfile
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW
-from hapi.profiler.reuse.job_cost import LINE_BYTES, Choice
+from hapi.profiler.reuse.job_cost import LINE_BYTES
 from hapi.profiler.stages.alternation import Alternation
 
 FAST = LinkProfile(bits_per_second=1e15, variation=0.0, request_seconds=0.0)

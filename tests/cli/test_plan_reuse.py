@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.profiler_tools import crafted, free_server, free_tier
+from support.profiler_tools import crafted, free_server, free_tier, turning
 
 from hapi.cache.writing.fast_part import FastPart
 from hapi.cli.main import main, whole_parser
@@ -64,6 +64,17 @@ def test_the_codecs_that_a_run_measured_are_planned_with(
     assert costs["keep here"]["codec"]["name"] == "zeros"
     assert main(["plan", "--profile", str(tmp_path / "report.json"), *flags]) == 0
     assert "features here as zeros, sent as planes" in capsys.readouterr().out
+
+
+def test_the_split_of_a_full_cache_follows_that_of_one_that_fills(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = str(tmp_path / "profile.json")
+    turning().save(saved, Job(alternate=False))
+    flags = ["--samples", "1000", "--bs", "64", "--epochs", "30", "--cache", "600kB"]
+    assert main(["plan", "--profile", saved, *flags]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("features here"))
+    assert row.split()[2:6] == ["2", "0,", "then", "2"] and row.endswith("<- least time")
 
 
 def test_a_disk_that_becomes_slower(saved: str, capsys: pytest.CaptureFixture[str]) -> None:

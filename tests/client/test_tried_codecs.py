@@ -16,8 +16,8 @@ from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.codecs.measure import measure
 from hapi.codecs.names import EXACT
 from hapi.models.tensors import tensor_bytes
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW, CodecCost, ReuseFacts
-from hapi.profiler.reuse.job_cost import Choice
 
 
 def rectified(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.profiler_tools import crafted, free_tier
+from support.profiler_tools import crafted, free_tier, turning
 from support.report_tools import KEPT
 
 from hapi.errors import ConfigError
@@ -97,6 +97,14 @@ def test_the_page_draws_what_is_possible() -> None:
 def test_money_is_left_out_where_nothing_has_a_price() -> None:
     text = page(Run.from_json(document(Prices())))
     assert "The choice of what is kept" in text and ">Money</th>" not in text
+
+
+def test_the_page_tells_the_split_of_a_full_cache() -> None:
+    report, disk = document(), Storage(bytes=600_000, read=1e9, write=1e9)
+    job = Job(bs=64, samples=1000, epochs=12, alternate=False)
+    found = choose_reuse(turning(), job, ReuseFacts(client=disk))
+    report["plan"]["reuse"].update(found.to_json())
+    assert ">0, then 2</td>" in page(Run.from_json(report))
 
 
 def test_a_report_of_before_is_read() -> None:

@@ -78,6 +78,26 @@ def crafted(
     return Profile(**(fields | changes))
 
 
+def turning(server: float = 0.010, client: float = 0.004, step: float = 0.005) -> Profile:
+    """Two layers that the trainer computes sooner at first; with few samples to compute the server does. Between them
+    too much crosses.
+
+    Args:
+        server: seconds of both for a sample.
+        client: the trainer's.
+        step: seconds of the training step for a sample.
+    """
+    base = crafted(
+        [100_000_000, 1000, 1000],
+        [server / 2, server / 2, 0.0],
+        [client / 2, client / 2, 0.0],
+        server=free_server(concurrency=4),
+        link=LinkProfile(bits_per_second=1e10, variation=0.0, request_seconds=0.0),
+        step_seconds=step,
+    )
+    return replace(base, last_split=2, freeze=2)
+
+
 MIB = 1 << 20
 
 

@@ -15,6 +15,7 @@ from hapi.config.fields import flag_of
 from hapi.errors import UsageError
 from hapi.paths import user_path
 from hapi.profiler.profile import Job
+from hapi.profiler.reuse.choice import MODE_NAMES, Choice
 from hapi.profiler.reuse.choose import Considered, ReusePlan
 from hapi.profiler.reuse.facts import (
     MOST_PRICE,
@@ -25,7 +26,6 @@ from hapi.profiler.reuse.facts import (
     ReuseFacts,
     Storage,
 )
-from hapi.profiler.reuse.job_cost import MODE_NAMES, Choice
 from hapi.profiler.reuse.measured_codecs import reported_codecs
 from hapi.profiler.reuse.reported import ReportedReuse
 
@@ -222,9 +222,11 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
 
 
 def _splits(choice: Choice) -> str:
-    return (
-        f"{choice.split}/{choice.alternation.other}" if choice.alternation is not None else str(choice.split)
-    )
+    """Both splits of batches that alternate, and those that follow once the cache is full."""
+    at = choice.alternation
+    now = str(choice.split) if at is None else f"{choice.split}/{at.other}"
+    later = now if choice.later is None else _splits(choice.settled)
+    return now if later == now else f"{now}, then {later}"
 
 
 _SHORT = {"the server keeps no features": "no --server-cache", "no cache here": "no --cache"}

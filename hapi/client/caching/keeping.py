@@ -31,9 +31,9 @@ from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
 from hapi.codecs.names import NONE
 from hapi.errors import UsageError
+from hapi.profiler.reuse.choice import Mode
 from hapi.profiler.reuse.choose import ReusePlan
 from hapi.profiler.reuse.facts import CutCodecs
-from hapi.profiler.reuse.job_cost import Mode
 from hapi.profiler.stages.pipeline import FEWEST_ROWS
 from hapi.trace import Tracer
 from hapi.wire.cache_room import CacheRoom

@@ -25,8 +25,8 @@ from hapi.codecs.measure import measure
 from hapi.codecs.names import CODECS, EXACT, LOSSY, NONE, Codec
 from hapi.errors import BadRequestError
 from hapi.models.tensors import tensor_bytes
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import CutCodecs
-from hapi.profiler.reuse.job_cost import Choice
 from hapi.wire import messages
 from hapi.wire.frames import codec_fits
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
 from hapi.profiler.reuse.facts import RAW, CutCodecs, KeptShare, Objective, Prices, ReuseFacts
-from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer
+from hapi.profiler.reuse.job_cost import JobCost, JobPricer
 from hapi.profiler.stages.alternation import Alternation
 
 HYSTERESIS = 0.05
@@ -98,7 +99,7 @@ class ReuseChooser:
             always=self._always,
         )
         if before is not None and before.choice.within(splits) and self._possible(before.choice, facts):
-            now = JobPricer(profile, job, facts, before.choice).job_cost(self._prices)
+            now = JobPricer(profile, job, facts, before.choice.unchanging).job_cost(self._prices)
             if self._aim(found.cost) > (1 - HYSTERESIS) * self._aim(now):
                 self.plan = replace(before, cost=now)
                 return False
@@ -123,7 +124,7 @@ class ReuseChooser:
         """
         if self.plan is None or self._profile is None or self._job is None or self._last is None:
             return None
-        choice, last = self.plan.choice, self._last
+        choice, last = self.plan.choice.unchanging, self._last
         if choice.mode in ("keep samples", "keep there") and at != Alternation.only(choice.split):
             choice = Choice(mode="recompute", cut=0, split=at.split)
         elif choice.mode == "keep here" and max(at.split, at.other) > choice.cut:
@@ -152,7 +153,9 @@ class ReuseChooser:
         facts = replace(facts, samples=facts.samples or self._job.samples * facts.views)
         if self._kept_for is not None:
             facts = replace(facts, client_kept=self._kept_for(epoch))
-        return JobPricer(self._profile, job, facts, self.plan.choice).job_cost(self._prices).seconds
+        return (
+            JobPricer(self._profile, job, facts, self.plan.choice.unchanging).job_cost(self._prices).seconds
+        )
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the choice with its alternatives and the facts it was made from; None before there is one."""

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from hapi import units
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choice import Choice, Crossing, Mode
+from hapi.profiler.reuse.crossings import Crossings
 from hapi.profiler.reuse.facts import SECONDS, CodecCost, Objective, Prices, ReuseFacts
-from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
-from hapi.profiler.stages.alternation import Alternation, best_alternation
+from hapi.profiler.reuse.job_cost import JobCost, JobPricer
+from hapi.profiler.reuse.verdict import (
+    LEAST_GAIN,
+    TIE,
+    better,
+    kept_before,
+    order_of,
+    reason_of,
+    rejection_of,
+)
+from hapi.profiler.stages.alternation import Alternation
 
-LEAST_GAIN = 0.01
-"""Least part of the job that keeping must save where nothing is kept yet."""
 ALWAYS = "features are kept in any case"
-_TIE = 1e-9
 _SHARES = (0.5, 0.875)
 """Shares at which epochs are priced, beside none and all, for the lowest price."""
 _LIMIT_STEPS = 24
@@ -125,25 +132,29 @@ def choose_reuse(
     costs: dict[Mode, JobCost | None] = dict.fromkeys(
         ("recompute", "keep samples", "keep there", "keep here")
     )
-    order = _order(objective)
+    order = order_of(objective)
     taken = _fitting(profile, job) if splits is None else list(splits)
-    bounds = _LowerBounds(prices, objective)
+    bounds, priced = (
+        _LowerBounds(prices, objective),
+        _PricedChoices(profile, job, facts, prices, objective, taken),
+    )
     for choice in choices(profile, facts, taken):
         if always and choice.mode == "keep here" and choice.cut != profile.last_split:
             continue
-        best, pricer = costs[choice.mode], JobPricer(profile, job, facts, choice)
-        if best is not None and bounds.of(pricer) > order(best)[0] * (1 + _TIE):
+        best, pricer = costs[choice.mode], priced.pricer(choice)
+        if best is not None and bounds.of(pricer) > order(best)[0] * (1 + TIE):
             continue
         cost = pricer.job_cost(prices)
-        if best is None or _better(order(cost), order(best)):
+        if best is None or better(order(cost), order(best)):
             costs[choice.mode] = cost
     features = costs["keep here"]
     if features is not None:
-        costs["keep here"] = _limited(profile, job, facts, prices, features, order)
+        costs["keep here"] = priced.limited(features)
     if job.alternate:
         modes: tuple[Mode, ...] = ("recompute", "keep here")
         for mode in modes[: 1 if facts.rounded else 2]:  # what two splits round is kept apart
-            costs[mode] = _alternating(profile, job, facts, prices, objective, costs[mode], taken)
+            found = costs[mode]
+            costs[mode] = None if found is None else priced.alternating(found)
     return _decided(job, facts, objective, costs, always)
 
 
@@ -174,20 +185,6 @@ class _LowerBounds:
         epoch = pricer.epoch(share)
         seconds = epoch.epoch(pricer.profile.link.bits_per_second)
         return self._prices.of(pricer.job.samples * epoch.sent_bytes, epoch.server_epoch(), seconds)
-
-
-def _order(objective: Objective) -> Callable[[JobCost], tuple[float, float]]:
-    if objective == "money":
-        return lambda cost: (cost.money, cost.seconds)
-    return lambda cost: (cost.seconds, cost.money)
-
-
-def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether ``one`` is less, beyond rounding: on ties what was found first stays."""
-    first, second = one[0] - other[0], one[1] - other[1]
-    if abs(first) > _TIE * max(one[0], other[0]):
-        return first < 0
-    return second < -_TIE * max(one[1], other[1])
 
 
 def _fitting(profile: Profile, job: Job) -> list[int]:
@@ -235,59 +232,64 @@ def worthwhile_cuts(profile: Profile, facts: ReuseFacts) -> list[tuple[int, Code
     return [(cut, codec) for cut, codec, _ in found]
 
 
-def _limited(
-    profile: Profile,
-    job: Job,
-    facts: ReuseFacts,
-    prices: Prices,
-    best: JobCost,
-    order: Callable[[JobCost], tuple[float, float]],
-) -> JobCost:
-    """The same choice with the share that is kept bounded, where a disk reads too slowly to read all of it."""
-    pricer = JobPricer(profile, job, facts, best.choice)
-    low, high = 0.0, pricer.room
-    if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(0.98 * high):
-        return best
-    for _ in range(_LIMIT_STEPS):
-        third = (high - low) / 3
-        if pricer.epoch_seconds(low + third) <= pricer.epoch_seconds(high - third):
-            high -= third
-        else:
-            low += third
-    limited = JobPricer(profile, job, facts, replace(best.choice, limit=high)).job_cost(prices)
-    return limited if _better(order(limited), order(best)) else best
+class _PricedChoices:
+    """Prices choices of one job, and refines the best ones."""
 
+    def __init__(
+        self,
+        profile: Profile,
+        job: Job,
+        facts: ReuseFacts,
+        prices: Prices,
+        objective: Objective,
+        splits: Sequence[int],
+    ) -> None:
+        self._profile, self._job, self._facts, self._prices = profile, job, facts, prices
+        self._order = order_of(objective)
+        self._crossings = Crossings(profile, facts, splits, prices if objective == "money" else SECONDS)
 
-def _alternating(
-    profile: Profile,
-    job: Job,
-    facts: ReuseFacts,
-    prices: Prices,
-    objective: Objective,
-    best: JobCost | None,
-    splits: Sequence[int],
-) -> JobCost | None:
-    """The same choice with the samples that are not kept computed at two splits, where that is faster, or cheaper."""
-    if best is None:
-        return None
-    choice = best.choice
-    pricer = JobPricer(profile, job, facts, choice)
-    wires = [(s, wire) for s in splits if not choice.cut or s <= choice.cut for wire in facts.wire_at(s)]
-    pipelines = [pricer.at_split(split, wire, pricer.kept_before) for split, wire in wires]
-    counted = prices if objective == "money" else SECONDS
-    found = best_alternation(pipelines, profile.link.bits_per_second, counted)
-    if found is None:
+    def pricer(self, choice: Choice) -> JobPricer:
+        """Return what prices ``choice``, with the best split once nothing more comes into the cache."""
+        pricer = JobPricer(self._profile, self._job, self._facts, choice)
+        later = self._crossings.later(pricer)
+        if later in (None, choice.crossing):
+            return pricer
+        return JobPricer(self._profile, self._job, self._facts, replace(choice, later=later))
+
+    def _less(self, one: Choice, best: JobCost) -> JobCost:
+        """The lower one of the costs of a choice and of the best."""
+        cost = JobPricer(self._profile, self._job, self._facts, one).job_cost(self._prices)
+        return cost if better(self._order(cost), self._order(best)) else best
+
+    def limited(self, best: JobCost) -> JobCost:
+        """Bound the share that is kept, where a disk reads too slowly to read all of it."""
+        pricer = JobPricer(self._profile, self._job, self._facts, best.choice.settled)
+        low, high = 0.0, pricer.room
+        if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(0.98 * high):
+            return best
+        for _ in range(_LIMIT_STEPS):
+            third = (high - low) / 3
+            if pricer.epoch_seconds(low + third) <= pricer.epoch_seconds(high - third):
+                high -= third
+            else:
+                low += third
+        return self._less(self.pricer(replace(best.choice, limit=high, later=None)).choice, best)
+
+    def alternating(self, best: JobCost) -> JobCost:
+        """Let the batches of samples that are not kept alternate between two splits, where that is faster or cheaper:
+        while the cache fills, after that, or both."""
+        choice = best.choice
+        pricer = JobPricer(self._profile, self._job, self._facts, choice)
+        firsts = [choice.crossing, self._crossings.two(pricer, pricer.kept_before)]
+        laters: list[Crossing | None] = [None]
+        if self._crossings.change(pricer):
+            later = choice.settled.crossing
+            laters = [later, self._crossings.two(pricer, pricer.room) or later]
+        for first, later_one in product(firsts, laters):
+            if first is not None:
+                both = choice.at(first)
+                best = self._less(both if later_one is None else both.then(later_one), best)
         return best
-    wire, other_wire = (
-        next(wire for (_, wire), pipeline in zip(wires, pipelines, strict=True) if pipeline is one)
-        for one in (found.one, found.other)
-    )
-    both = replace(
-        choice, split=found.one.split, wire=wire, alternation=found.alternation, other_wire=other_wire
-    )
-    cost = JobPricer(profile, job, facts, both).job_cost(prices)
-    order = _order(objective)
-    return cost if _better(order(cost), order(best)) else best
 
 
 def _decided(
@@ -297,15 +299,15 @@ def _decided(
     costs: dict[Mode, JobCost | None],
     always: bool,
 ) -> ReusePlan:
-    order = _order(objective)
+    order = order_of(objective)
     plain = costs["recompute"]
     if plain is None:  # there is always a split
         raise ValueError("no split to choose from")
     best = plain
     for cost in costs.values():
-        if cost is not None and _better(order(cost), order(best)):
+        if cost is not None and better(order(cost), order(best)):
             best = cost
-    had = _kept_before(facts, best.choice)
+    had = kept_before(facts, best.choice)
     gain = 1 - order(best)[0] / order(plain)[0] if order(plain)[0] > 0 else 0.0
     if best is not plain and not had and gain < LEAST_GAIN:
         best = plain
@@ -315,82 +317,9 @@ def _decided(
         objective=objective,
         epochs=job.epochs,
         cost=best,
-        reason=_reason(job, facts, objective, best, costs) if forced is None else ALWAYS,
+        reason=reason_of(job, facts, objective, best, costs) if forced is None else ALWAYS,
         candidates=tuple(
-            Considered(mode=mode, cost=cost, rejected=_rejected(mode, cost, best, facts, objective))
+            Considered(mode=mode, cost=cost, rejected=rejection_of(mode, cost, best, facts, objective))
             for mode, cost in costs.items()
         ),
-    )
-
-
-def _kept_before(facts: ReuseFacts, choice: Choice) -> float:
-    on_server = choice.mode == "keep there"
-    return facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut, choice.split)
-
-
-def _shown(cost: JobCost, objective: Objective) -> str:
-    return f"{cost.money:.2f}" if objective == "money" else units.format_duration(cost.seconds)
-
-
-def _reason(
-    job: Job,
-    facts: ReuseFacts,
-    objective: Objective,
-    best: JobCost,
-    costs: dict[Mode, JobCost | None],
-) -> str:
-    plain = costs["recompute"]
-    epochs = f"{job.epochs} epoch{'' if job.epochs == 1 else 's'}"
-    if plain is not None and best is not plain:
-        took = f"{epochs} for" if objective == "money" else f"{epochs} in"
-        share = "" if best.kept >= 1 - 1e-9 else f"; there is room for {best.kept:.0%} of the samples"
-        if best.choice.limit < 1:
-            share = f"; more than {best.kept:.0%} of the samples would be read too slowly"
-        return f"{took} {_shown(best, objective)} instead of {_shown(plain, objective)}{share}"
-    return f"not worth keeping: {_why_not(job, facts, objective, costs)}"
-
-
-def _why_not(job: Job, facts: ReuseFacts, objective: Objective, costs: dict[Mode, JobCost | None]) -> str:
-    plain, kept = costs["recompute"], [c for m, c in costs.items() if m != "recompute" and c is not None]
-    if facts.client is None and facts.server is None:
-        return "there is no cache"
-    if facts.refused and not kept:
-        return facts.refused
-    if job.epochs <= facts.views:
-        epochs = "is one epoch only" if facts.views == 1 else "are no more epochs than views"
-        return f"there {epochs}, and nothing is kept yet"
-    order = _order(objective)
-    best = min(kept, key=order, default=None)
-    if best is None or plain is None:
-        return facts.refused or "nothing can be kept"
-    if best.kept < 0.005 and best.choice.limit == 1:
-        return "the cache has no room, or its disk is too slow to fill it"
-    if order(best)[0] <= order(plain)[0]:
-        return f"it would save less than {LEAST_GAIN:.0%} of the job"
-    return "what is kept would be read no faster than it is computed"
-
-
-def _rejected(
-    mode: Mode, cost: JobCost | None, best: JobCost, facts: ReuseFacts, objective: Objective
-) -> str:
-    if cost is best:
-        return ""
-    if cost is None:
-        if mode == "keep samples":
-            return facts.samples_refused or (
-                "no cache here" if facts.client is None else "split 0 does not fit the memory"
-            )
-        if facts.refused:
-            return facts.refused
-        return "no cache here" if mode == "keep here" else "the server keeps no features"
-    order = _order(objective)
-    mine, chosen = order(cost)[0], order(best)[0]
-    more = "dearer" if objective == "money" else "slower"
-    if mine <= chosen * (1 + 1e-3):
-        return f"not {'cheaper' if objective == 'money' else 'faster'} by more than {LEAST_GAIN:.0%}"
-    ratio = mine / chosen if chosen > 0 else float("inf")
-    return (
-        f"{ratio:.1f} times the {'money' if objective == 'money' else 'time'}"
-        if ratio >= 2
-        else (f"{ratio - 1:.1%} {more}")
     )

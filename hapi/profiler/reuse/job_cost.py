@@ -9,25 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from hapi.profiler.cost import prefetch_depth
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choice import Choice
 from hapi.profiler.reuse.facts import RAW, CodecCost, Prices, ReuseFacts, Storage
-from hapi.profiler.stages.alternation import Alternating, Alternation
+from hapi.profiler.stages.alternation import Alternating
 from hapi.profiler.stages.pipeline import Mix, Pipeline
 
-Mode = Literal["recompute", "keep samples", "keep there", "keep here"]
-"""``recompute``: nothing is kept. ``keep samples``: stored samples on the trainer's disk. ``keep there``: features at
-the split, beside the store; they cross in each epoch. ``keep here``: features at the cut, on the trainer's disk.
-"""
-MODE_NAMES: dict[Mode, str] = {
-    "recompute": "nothing",
-    "keep samples": "samples here",
-    "keep there": "features there",
-    "keep here": "features here",
-}
-"""Names of the modes, for people."""
 RECORD_BYTES = 32
 """Bytes on disk of a sample beside its content: checksum, id and label."""
 LINE_BYTES = 64 << 20
@@ -38,37 +27,6 @@ _SAME = 1e-3
 """Part of an epoch's seconds that makes no difference to what its disk writes."""
 _EXACT_EPOCHS = 64
 """Epochs that are priced one by one while the cache fills; later ones in groups."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One way to run a job."""
-
-    mode: Mode
-    cut: int
-    """Layer whose output is kept; 0 for stored samples, and where nothing is kept."""
-    split: int
-    """Split of the samples that are not kept."""
-    codec: CodecCost = RAW
-    """Codec of what is kept."""
-    wire: CodecCost = RAW
-    """Codec of features on the wire."""
-    limit: float = 1.0
-    """Part of the samples that is kept and read although there may be room: more would be read too slowly."""
-    alternation: Alternation | None = None
-    """Batches whose samples are not kept alternate between :attr:`split` and another one."""
-    other_wire: CodecCost = RAW
-    """Codec on the wire at that one."""
-
-    def within(self, splits: Sequence[int]) -> bool:
-        """Return whether all batches run at ``splits``."""
-        return self.split in splits and (self.alternation is None or self.alternation.other in splits)
-
-    def wire_of(self, split: int) -> CodecCost | None:
-        """Return the codec on the wire at ``split``; None where no batch runs there."""
-        if split == self.split:
-            return self.wire
-        return self.other_wire if self.alternation is not None and split == self.alternation.other else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +48,8 @@ class JobCost:
     """Bytes that cross in the whole job."""
     server_seconds: float
     """Seconds of the whole server that the job takes."""
+    later_epoch: int | None = None
+    """Epoch, from 0, that is the first to begin with a cache into which nothing more comes; None where none is."""
 
 
 class JobPricer:
@@ -201,7 +161,7 @@ class JobPricer:
             share: of its samples that are kept when it begins, from 0 to 1.
             keeping: share of its samples that it keeps.
         """
-        choice = self.choice
+        choice = self.choice.settled if self._full(share) else self.choice
         one = self.at_split(choice.split, choice.wire, share, keeping)
         if choice.alternation is None:
             return one
@@ -244,6 +204,7 @@ class JobPricer:
             kept_bytes=int(kept * self.views * self.samples * self.sample_bytes),
             received_bytes=round(received),
             server_seconds=server,
+            later_epoch=None if (full := runs[0][1].full_from) is None else full * self.views,
         )
 
     def _filled_at(self, runs: Sequence[_Run], unseen: int) -> float | None:
@@ -263,7 +224,10 @@ class JobPricer:
         share, left, written, behind = self.kept_before, epochs, 0.0, 0.0
         sums = _Sums()
         filled_at = 0.0 if self._full(share) else None
+        full_from: int | None = None
         while left:
+            if full_from is None and self._full(share):
+                full_from = sums.epochs
             one = self._fill_epoch(share, written, behind)
             count = left if one.fraction == 0 else self._grouped(sums.epochs, left)
             if filled_at is None and self._full(share + one.fraction * count):
@@ -273,7 +237,12 @@ class JobPricer:
             written += one.fraction * count * self.samples * self.sample_bytes
             behind = one.behind
             left -= count
-        return _Run(sums, share, filled_at)
+        return _Run(sums, share, filled_at, full_from)
+
+    @property
+    def full(self) -> bool:
+        """True when nothing more comes into the cache."""
+        return self._full(self.kept_before)
 
     def _full(self, share: float) -> bool:
         return share >= self.room - 1e-9
@@ -335,6 +304,8 @@ class _Run:
     """Share of its samples that is kept at their end."""
     filled_at: float | None
     """Seconds of these epochs until no more comes; None if it comes to the end."""
+    full_from: int | None
+    """First of them that begins when no more comes; None if none does."""
 
 
 class _Sums:

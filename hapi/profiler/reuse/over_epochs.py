@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.choice import Mode
 from hapi.profiler.reuse.choose import choose_reuse
 from hapi.profiler.reuse.facts import Objective, Prices, ReuseFacts
-from hapi.profiler.reuse.job_cost import Mode
 
 _MOST_POINTS = 10
 

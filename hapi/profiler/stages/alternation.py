@@ -19,8 +19,9 @@ from hapi.profiler.stages.pipeline import Loads, Pipeline, epoch_of
 
 STEPS = 16
 """Shares are multiples of one over this."""
-GAIN = 0.05
-"""Smallest part of an epoch's seconds that must be saved, beside the best split alone."""
+GAIN = 0.01
+"""Smallest part of an epoch's seconds that must be saved, beside the best split alone. That stages of equal length hold
+each other up is in the estimate already."""
 
 
 @dataclass(frozen=True, kw_only=True)
