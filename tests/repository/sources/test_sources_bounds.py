@@ -66,5 +66,6 @@ def test_reading_takes_the_memory_of_a_few_pieces(tmp_path: Path, kind: str) -> 
     before = reset_peak()
     read = sum(len(piece) for tensor in source.tensors.values() for piece in tensor.pieces())
     assert read == source.nbytes and read >= 128 << 20
-    assert memory_peak() - before < (40 if kind == "safetensors" else 112) << 20
+    peak = memory_peak() - before
+    assert peak < (40 if kind == "safetensors" else 126) << 20, peak
     path.unlink()
