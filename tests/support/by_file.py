@@ -34,7 +34,9 @@ FIRST: tuple[tuple[str, ...], ...] = (
     ("tests/integration/test_planning_jobs.py",),
     ("tests/offload/test_predicted_memory.py",),
     ("tests/train/distributed/test_ranks_of_hapi_train.py",),
-    # Of the fast part.
+    # Of the fast part. What looks at the heap after each operator comes first, as long as little is in it.
+    ("tests/offload/test_activation_training.py",),
+    ("tests/offload/test_freed_memory.py",),
     ("tests/offload/test_exact_steps.py",),
     ("tests/client/test_kept_features.py",),
     ("tests/repository/loading/test_load.py",),
