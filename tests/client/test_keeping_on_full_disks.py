@@ -17,7 +17,7 @@ from hapi.server.service import Service
 
 JOB: dict[str, Any] = {
     "split": 5,
-    "model": "resnet18",
+    "freeze": 8,
     "cache": "on",
     "cache_memory": 0,
     "cache_size": 1 << 30,

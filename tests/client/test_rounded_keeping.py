@@ -38,8 +38,14 @@ def hits(found: tuple[Any, Any]) -> list[int]:
     return of_epochs(found[0], "feature_hits")
 
 
-@pytest.mark.parametrize("split", [5, LAST])
-@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize(
+    ("codec", "split"),
+    [
+        (codec, split) if (split == 5) == number % 2 else pytest.param(codec, split, marks=pytest.mark.slow)
+        for number, codec in enumerate(LOSSY)
+        for split in (5, LAST)
+    ],
+)
 def test_the_same_losses_and_nothing_is_asked_twice(
     service: Service, tmp_path: Path, codec: str, split: int
 ) -> None:
@@ -83,7 +89,7 @@ def test_what_came_small_is_kept_small(
     """On a disk that is slower than the training."""
     monkeypatch.setattr(record_codec, "ENOUGH_BYTES", 1)
     monkeypatch.setattr(cache_folder, "measure_disk", lambda folder: DiskRates(100.0, 100.0))
-    changes = {"split": LAST, "wire_codec": codec, "model": "resnet18"}
+    changes = {"split": 8, "wire_codec": codec, "freeze": 8}
     found = train(service, tmp_path, **changes, cache_memory=0)
     check_same(train(service, None, **changes), found)
     (told,) = found[0]["cache"]["codecs"]
@@ -91,7 +97,9 @@ def test_what_came_small_is_kept_small(
     assert hits(found) == [0, SAMPLES, SAMPLES]
 
 
-@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize(
+    "codec", [LOSSY[0], *(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[1:])]
+)
 def test_a_split_that_a_strategy_chooses(service: Service, tmp_path: Path, codec: str) -> None:
     """Batches of epoch 0 cross at two splits and are kept apart; what is kept at the one of the plan is read."""
     found = train(service, tmp_path, split="auto", wire_codec=codec, cache="on", epochs=4)

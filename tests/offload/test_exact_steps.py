@@ -63,9 +63,18 @@ def both(
     return model, optimizer, twin, moved
 
 
-@pytest.mark.parametrize("mode", ["active", "naive", "serial"])
+@pytest.mark.parametrize(
+    ("mode", "make"),
+    [
+        ("active", tied_model),
+        ("naive", images_model),
+        ("serial", tied_model),
+        *(pytest.param(mode, make, marks=pytest.mark.slow) for mode, make in (
+            ("active", images_model), ("naive", tied_model), ("serial", images_model),
+        )),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("loop", [plain, clipped, accumulated])
-@pytest.mark.parametrize("make", [tied_model, images_model])
 def test_steps_are_equal(make: Callable[[], nn.Module], loop: Loop, mode: str, tmp_path: Path) -> None:
     model, optimizer, twin, moved = both(make, "adamw", loop, 14, [tmp_path / "a", tmp_path / "b"], mode=mode)
     with moved:

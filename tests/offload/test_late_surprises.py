@@ -91,8 +91,21 @@ def surprising(*acts: Act, first: int = LATE) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("first", [0, LATE])
-@pytest.mark.parametrize("make", [images_model, tied_model, lambda: images_model().bfloat16()])
+def half_model() -> nn.Module:
+    return images_model().bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (images_model, LATE),
+        (tied_model, LATE),
+        (half_model, 0),
+        *(pytest.param(make, at, marks=pytest.mark.slow) for make, at in (
+            (images_model, 0), (tied_model, 0), (half_model, LATE),
+        )),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("act", HARMLESS)
 def test_a_look_at_values_needs_no_gradient(
     act: Act, make: Callable[[], nn.Module], first: int, tmp_path: Path

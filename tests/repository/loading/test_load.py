@@ -27,7 +27,7 @@ from hapi.store.open import open_store
 MB = 1 << 20
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", pytest.param("memory", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path) if request.param == "local" else f"memory://{request.node.name}")
 
