@@ -116,9 +116,9 @@ def test_the_front_is_the_same_for_every_number_of_classes() -> None:
     ("name", "head"),
     [
         ("resnet18", "fc"),
-        ("densenet121", "classifier"),
+        pytest.param("densenet121", "classifier", marks=pytest.mark.slow),
         ("mobilenet_v3_small", "classifier.3"),
-        ("swin_t", "head"),
+        pytest.param("swin_t", "head", marks=pytest.mark.slow),
     ],
 )
 def test_heads_are_found(name: str, head: str) -> None:

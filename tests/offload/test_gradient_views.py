@@ -71,7 +71,9 @@ ACTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["always", "late"])
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, id="always", marks=pytest.mark.slow), pytest.param(True, id="late")]
+)
 @pytest.mark.parametrize("name", ACTS)
 def test_a_change_of_a_view_is_one_of_the_gradient(name: str, late: bool, tmp_path: Path) -> None:
     act: Act = ACTS[name]

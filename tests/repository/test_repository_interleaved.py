@@ -30,8 +30,8 @@ LARGE = 300 << 10
 NUMBERS = pytest.mark.parametrize(
     ("numbers", "every"),
     [
-        ((1, 3, 4), 11),
-        ((6, 7), 11),
+        ((1, 3, 4), 17),
+        ((6, 7), 17),
         *(
             pytest.param(numbers, every, marks=mark)
             for every, mark in ((3, pytest.mark.slow), (1, pytest.mark.long))
@@ -41,7 +41,7 @@ NUMBERS = pytest.mark.parametrize(
 )
 """Layers of a model that is pushed, some in a pack that goes, or in one that is packed anew; at which operations."""
 EVERY = pytest.mark.parametrize(
-    "every", [11, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+    "every", [17, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
 MOST = 200
 """Operations that no push or collection here has."""

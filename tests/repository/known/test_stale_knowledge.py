@@ -32,7 +32,7 @@ MOST = 200
 """Operations that no push or collection here has."""
 EVERY = pytest.mark.parametrize(
     "every",
-    [7, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
+    [13, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
 )
 
 
