@@ -15,7 +15,7 @@ from hapi.paths import is_folder, user_path
 from hapi.repository.entries import DTYPES, SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.safetensors_file import read_safetensors
-from hapi.repository.sources.sharded import INDEX_SUFFIX, check_total, read_index, read_shards
+from hapi.repository.sources.sharded import INDEX_SUFFIX, read_index, read_shards, total_notes
 from hapi.repository.sources.torch_file import read_torch_file
 
 _SAFETENSORS = ".safetensors"
@@ -128,7 +128,7 @@ def _sharded(target: Path) -> TensorSource:
 
     index = read_index(target)
     tensors = read_shards(index, read)
-    check_total(index, sum(tensor.nbytes for tensor in tensors.values()), sum(tied))
+    notes += total_notes(index, sum(tensor.nbytes for tensor in tensors.values()), sum(tied))
     files = len(set(index.shards.values()))
     return _unwrapped(TensorSource(target, "sharded", files, tensors, {}, tuple(notes)))
 

@@ -92,19 +92,24 @@ def read_shards(index: ShardIndex, read: ReadShard) -> dict[str, SourceTensor]:
     return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
 
 
-def check_total(index: ShardIndex, nbytes: int, tied_bytes: int) -> None:
-    """Raise :class:`ModelError` if the index says another number of bytes than its tensors have.
+def total_notes(index: ShardIndex, nbytes: int, tied_bytes: int) -> list[str]:
+    """Return a line where the index says another number of bytes than its tensors have.
+
+    That is no reason to refuse them: some writers count bytes of files, or keep the number of the checkpoint from which
+    they took tensors.
 
     Args:
         index: of the shards.
         nbytes: bytes of all tensors, by their names.
         tied_bytes: those of tensors that share their storage with others, which most writers count once.
     """
-    if index.total_bytes not in (None, nbytes, nbytes - tied_bytes):
-        raise ModelError(
-            f"index {index.path} says that all tensors have {index.total_bytes} bytes, but they have {nbytes}: its "
-            "files are of another checkpoint; download them again, or correct total_size"
-        )
+    if index.total_bytes in (None, nbytes, nbytes - tied_bytes):
+        return []
+    line = (
+        f"index {index.path} says that all tensors have {index.total_bytes} bytes, but they have {nbytes}; each that "
+        "it names is there, so they are taken; if its files are of several checkpoints, download them again"
+    )
+    return [line]
 
 
 def _exists(path: Path) -> bool:
