@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.cache.disk_rates import measure_disk
@@ -108,11 +109,12 @@ class IterationMeasure:
         self.largest_bytes = max(self.largest_bytes, key.extent.nbytes)
 
     @contextmanager
-    def call(self, layer: int, waited: float) -> Iterator[list[float]]:
+    def call(self, layer: int, inputs: Sequence[torch.Tensor], waited: float) -> Iterator[list[float]]:
         """Measure one call of a layer.
 
         Args:
             layer: its number.
+            inputs: tensors that it is given.
             waited: seconds that were waited for transfers before it.
 
         Yields:
@@ -121,17 +123,17 @@ class IterationMeasure:
         if layer not in self.order:
             self.order.append(layer)
         module, now = self._layers[layer][1], self._now[layer]
-        watched = _SideEffects(module)
+        watched, draws = _SideEffects(module, inputs), _OwnDraws()
         counter = FlopCounterMode(display=False)
         after: list[float] = []
         started = time.perf_counter()
-        with counter:
+        with counter, draws:
             yield after
         _synchronize(module)
         self.watch.at(Moment.AFTER, layer)
         now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
         now.flops += counter.get_total_flops()
-        now.side_effect = now.side_effect or watched.found()
+        now.side_effect = now.side_effect or draws.found or watched.found()
 
     def planned(self, reasons: Sequence[str | None], gradients: GradientRoom) -> tuple[list[Layer], float]:
         """Return the layers for the planner, in the order of the pass, and the measured operations a second.
@@ -177,8 +179,9 @@ class IterationMeasure:
 class _SideEffects:
     """State of a layer, and generators that recomputing does not turn back, before its forward pass."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         self._layer = layer
+        self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
         self._buffers = [(buffer, buffer._version) for buffer in layer.buffers()]
         self._draws = _draws()
 
@@ -191,9 +194,28 @@ class _SideEffects:
         )
         if not is_same:
             return "its forward pass changes buffers, which would change twice"
+        if any(tensor._version != version for tensor, version in self._inputs):
+            return "it changes its input in place, which would change twice"
         if _draws() != self._draws:
             return "it draws from Python's or NumPy's generator, which would draw anew"
         return None
+
+
+class _OwnDraws(TorchDispatchMode):
+    """Notices random numbers of a generator that a layer names: recomputing turns torch's own ones back."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: str | None = None
+        """Why a second pass would do otherwise."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator."""
+        if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
+            self.found = "it draws from a generator of its own, which would draw anew"
+        return func(*args, **(kwargs or {}))
 
 
 def _draws() -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import types
 import weakref
@@ -15,12 +14,12 @@ import torch
 from torch import nn
 
 from hapi.errors import UsageError
-from hapi.offload.activations.calls import recomputed, tensors_in
+from hapi.offload.activations.calls import dense_bytes, is_transformed, recomputed, tensors_in
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
 from hapi.offload.activations.layers import layers_of, why_not_recomputed
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
-from hapi.offload.activations.reporting import planned
+from hapi.offload.activations.reporting import planned, tell
 from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import Swapper
@@ -28,14 +27,11 @@ from hapi.offload.activations.watching import Moment
 from hapi.offload.failures import ActivationError
 from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
-from hapi.offload.loop.notices import notice
 from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
 from hapi.process.mapped_files import give_back_file_pages
 from hapi.units import format_bytes
-
-log = logging.getLogger("hapi.offload")
 
 POLICIES = ("auto", "keep", "swap", "recompute")
 _BUFFER_SHARE = 8
@@ -223,12 +219,12 @@ class ActivationOffload(BoundToModel):
         self._freed.bound()
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not self._model or not torch.is_grad_enabled():  # a copy has this hook too
-            return
+        if module is not self._model or not torch.is_grad_enabled() or is_transformed():
+            return  # a copy has this hook too
         self.step_done()
         inputs = tensors_in((args, kwargs))
         self._exempt(inputs)
-        size = sum(tensor.nbytes for tensor in inputs)
+        size = dense_bytes(inputs)
         if size > self._largest_input:
             self._largest_input = size
             if self._measure is None:
@@ -253,8 +249,9 @@ class ActivationOffload(BoundToModel):
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._numbers.get(module)
         original = self._original(module, number)
-        if number is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if number is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             return original(*args, **kwargs)
+        self._note_call()
         measure = self._measure
         if measure is not None:
             return self._measured_call(measure, number, original, args, kwargs)
@@ -262,8 +259,17 @@ class ActivationOffload(BoundToModel):
             return original(*args, **kwargs)
         with self._hooks(number):
             if self._actions[number] is Action.RECOMPUTE and why_not_recomputed(module) is None:
-                return recomputed(original, args, kwargs)
+                return recomputed(module, original, args, kwargs)
             return original(*args, **kwargs)
+
+    def _note_call(self) -> None:
+        """Begin a measured pass, or end the measured iteration, where a loop calls layers and not their model."""
+        if self._measure is None or torch._C._current_graph_task_id() >= 0:
+            return
+        if self._swapper.counters.asked > self._asked_before:
+            self.step_done()
+        elif not self._measure.watch.is_begun:
+            self._measure.begin_pass()
 
     def _original(self, module: nn.Module, number: int | None) -> Any:
         """Return the forward that was there before; that of its class for a copy of a layer."""
@@ -278,14 +284,15 @@ class ActivationOffload(BoundToModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        keys = [(self._swapper.key_of(tensor), tensor) for tensor in tensors_in((args, kwargs))]
+        inputs = tensors_in((args, kwargs))
+        keys = [(self._swapper.key_of(tensor), tensor) for tensor in inputs]
         known = {key: (tensor, self._swapper.saver_of(key)) for key, tensor in keys if key is not None}
         measure.begin_call(number, known)
         waited = self._swapper.counters.waited_seconds
-        with self._hooks(number), measure.call(number, waited) as after:
+        with self._hooks(number), measure.call(number, inputs, waited) as after:
             result = original(*args, **kwargs)
             after.append(self._swapper.counters.waited_seconds)
-            measure.watch.put_out(number, sum(tensor.nbytes for tensor in tensors_in(result)))
+            measure.watch.put_out(number, dense_bytes(tensors_in(result)))
         return result
 
     def _hooks(self, number: int) -> AbstractContextManager[Any]:
@@ -383,16 +390,4 @@ class ActivationOffload(BoundToModel):
             self._actions[number] = treated.action
         self._swapper.most_bytes = plan.most_bytes if plan.swapped_bytes else math.inf
         self.reset_peak()
-        if plan.peak_bytes > self._memory:
-            log.warning(
-                "a pass takes %s of activations and working memory, and has %s: %s",
-                format_bytes(plan.peak_bytes),
-                format_bytes(self._memory),
-                "give disk=" if self._files is None else "take a smaller batch, or split larger layers",
-            )
-        recomputed_layers = sum(treated.action is Action.RECOMPUTE for treated in plan.layers)
-        notice(
-            f"activations: {format_bytes(plan.swapped_bytes)} of {format_bytes(problem.all_bytes)} swapped, "
-            f"{recomputed_layers} of {len(plan.layers)} layers recomputed "
-            f"({plan.case if plan.case is not Case.FIXED else self._policy})"
-        )
+        tell(problem, plan, self._memory, self._policy, has_disk=self._files is not None)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hapi.offload.planner import Plan, Problem
+from hapi.offload.layer_memory import Action
+from hapi.offload.loop.notices import notice
+from hapi.offload.planner import Case, Plan, Problem
+from hapi.units import format_bytes
+
+log = logging.getLogger("hapi.offload")
 
 
 def planned(problem: Problem, plan: Plan, reasons: Mapping[str, str | None]) -> dict[str, Any]:
@@ -44,3 +50,28 @@ def planned(problem: Problem, plan: Plan, reasons: Mapping[str, str | None]) -> 
         },
         "layers": layers,
     }
+
+
+def tell(problem: Problem, plan: Plan, memory: int, policy: str, *, has_disk: bool) -> None:
+    """Say in a line what is done with the activations, and warn where the memory is too small for them.
+
+    Args:
+        problem: that the plan solves.
+        plan: chosen one.
+        memory: bytes that a pass may take.
+        policy: the user's.
+        has_disk: whether there is one to swap to.
+    """
+    if plan.peak_bytes > memory:
+        log.warning(
+            "a pass takes %s of activations and working memory, and has %s: %s",
+            format_bytes(plan.peak_bytes),
+            format_bytes(memory),
+            "take a smaller batch, or split larger layers" if has_disk else "give disk=",
+        )
+    recomputed_layers = sum(treated.action is Action.RECOMPUTE for treated in plan.layers)
+    notice(
+        f"activations: {format_bytes(plan.swapped_bytes)} of {format_bytes(problem.all_bytes)} swapped, "
+        f"{recomputed_layers} of {len(plan.layers)} layers recomputed "
+        f"({plan.case if plan.case is not Case.FIXED else policy})"
+    )

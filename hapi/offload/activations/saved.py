@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hapi.offload.activations.spill import Part
@@ -47,6 +48,8 @@ class Key(NamedTuple):
     storage: int
     version: int
     extent: Extent
+    part: int = 0
+    """Number among parts of a storage that have versions of their own."""
 
 
 class StoredBytes:
@@ -85,6 +88,20 @@ class StoredBytes:
         self.waiting = 0
         """Saved tensors that backward has not asked for since the bytes came back."""
         self._on_death = on_death
+        self._watched = _counter_of(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether these are a tensor's bytes too, which has the same version of the same storage.
+
+        Parts that ``torch.unsafe_chunk`` makes, as recurrent layers do, have versions of their own: what has left may
+        be from before a change of another part.
+        """
+        if self.lies is Lies.KEPT:
+            return True
+        before = tensor._version
+        with _unsafe_preserve_version_counter(self._watched):
+            torch.autograd.graph.increment_version(self._watched)
+            return tensor._version != before
 
     def __del__(self) -> None:
         self._on_death(self.lies, self.parts, self.extent.nbytes, self.layer)
@@ -101,19 +118,15 @@ class SavedTensor:
         self.stored = stored
         self.fetched = False
         self.version = tensor._version
-        detached = tensor.detach()
         self.kept: torch.Tensor | None = None
         """The tensor itself, where its bytes stay on the device."""
         self.form = (
             (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()) if stored else None
         )
-        self._watched = detached
         if stored is None or stored.lies is Lies.KEPT:
-            self.kept = detached
+            self.kept = self._watched = tensor.detach()
         else:
-            detached.data = torch.empty(
-                0, dtype=tensor.dtype, device=tensor.device
-            )  # keeps the version counter
+            self._watched = _counter_of(tensor)
 
     def check_unchanged(self) -> None:
         """Refuse a tensor that was changed in place since it was saved, as autograd does without hooks.
@@ -138,6 +151,13 @@ class SavedTensor:
         place = data.storage_offset() + offset * dtype.itemsize - extent.start
         tensor = torch.empty(0, dtype=dtype, device=data.device)
         return tensor.set_(data.untyped_storage(), place // dtype.itemsize, size, stride)
+
+
+def _counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without bytes that has the version of another one, also after changes of that."""
+    detached = tensor.detach()
+    detached.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return detached
 
 
 def extent_of(tensor: torch.Tensor) -> Extent:

@@ -83,6 +83,9 @@ class Swapper:
             self._note_sent()
             self._bury()
             stored = self._live.find(key)
+            while stored is not None and not stored.is_of(tensor):
+                key = key._replace(part=key.part + 1)
+                stored = self._live.find(key)
             if stored is not None:
                 self.counters.shared_tensors += 1
                 if stored.lies is not Lies.KEPT:
@@ -178,6 +181,7 @@ class Swapper:
         if (
             tensor.layout is not torch.strided
             or tensor.is_quantized
+            or tensor.is_inference()
             or tensor.device.type not in ("cpu", "cuda")
         ):
             return True

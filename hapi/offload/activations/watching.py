@@ -43,7 +43,7 @@ class MemoryWatch:
         self.working_now = 0
         """Bytes in use beside saved tensors at the last look."""
         self._output: dict[int, int] = {}
-        self._is_begun = self._is_paused = False
+        self.is_begun = self._is_paused = False
         self._mode = _Operators(self.probe)
         self.tracer = PassTracer()
         self.with_bytes: Callable[[Callable[[int], None]], None] = lambda measure: measure(0)
@@ -51,8 +51,8 @@ class MemoryWatch:
 
     def begin(self) -> None:
         """Begin a pass: what is in use now is not the passes'."""
-        if not self._is_begun:
-            self._is_begun = True
+        if not self.is_begun:
+            self.is_begun = True
             gc.collect()  # what is garbage now would be freed within the pass
             self._before, self._gradients_before = taken_bytes(self._model), self._gradients()
             self._forget_highest()
