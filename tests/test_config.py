@@ -195,6 +195,12 @@ def test_errors_of_later_say_where_the_value_came_from(tmp_path: Path) -> None:
         assert loaded.as_given(as_it_is) == as_it_is
 
 
+def test_errors_about_what_a_checkpoint_kept_name_the_setting() -> None:
+    """``checkpoint.pt random: ...`` would say nothing."""
+    kept = Loaded(value=None, origins={"weights": "run/checkpoint.pt"})
+    assert kept.as_given("--weights random: x") == "run/checkpoint.pt: weights random: x"
+
+
 def parsed(*arguments: str) -> Experiment:
     parser = argparse.ArgumentParser()
     add_flags(parser, Experiment, "training")

@@ -114,7 +114,8 @@ class Loaded(Generic[T]):
 
     value: T
     origins: Mapping[str, str]
-    """Dotted name to ``exp.yaml:3:7``, ``--lr`` or ``HAPI_SERVER``; an absent name kept its default."""
+    """Dotted name to ``exp.yaml:3:7``, a checkpoint's file, ``--lr`` or ``HAPI_SERVER``; an absent name kept its
+    default."""
 
     def as_given(self, message: str) -> str:
         """``message`` with the file's line or the variable instead of a flag that it begins with and nobody gave.
@@ -125,7 +126,8 @@ class Loaded(Generic[T]):
         flag = next(iter(re.findall(r"\A--[a-z-]+", message)), "")
         for name, origin in self.origins.items():
             if flag_of(name) == flag:
-                source = f"{origin}: {name}" if ":" in origin else origin
+                is_name = re.fullmatch(r"--.*|[A-Z][A-Z0-9_]*", origin) is not None
+                source = origin if is_name else f"{origin}: {name}"
                 return source + message.removeprefix(flag)
         return message
 
