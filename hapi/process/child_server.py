@@ -16,8 +16,8 @@ from typing import IO
 from hapi.errors import HapiError, TransportError
 from hapi.text import printable
 
-START_SECONDS = 120.0
-"""Longest time until it listens; importing torch from a cold disk takes most of it."""
+START_SECONDS = 600.0
+"""Longest time until it listens; importing torch from a cold disk takes most of it, and longer on a busy machine."""
 STOP_SECONDS = 10.0
 MAX_WORDS = 500
 """Most characters of its last output in a message."""
@@ -114,9 +114,10 @@ class ChildServer:
         deadline = time.monotonic() + START_SECONDS
         while reader.is_alive() and time.monotonic() < deadline:
             reader.join(0.2)
+        late = f" within {START_SECONDS:g} s" if reader.is_alive() else ""
         if lines and lines[0].startswith(_LISTENING):
             return lines[0].removeprefix(_LISTENING).strip()
-        raise TransportError(f"the {self._title} did not start: {self._last_output()}")
+        raise TransportError(f"the {self._title} did not start{late}: {self._last_output()}")
 
     def _last_output(self) -> str:
         lines = self._words().strip().splitlines()

@@ -118,12 +118,22 @@ class Background:
                 self._refused[stream] = None
                 stream.drop(data)
                 return
-            if not self._started:
+            if self._start():
+                self._waiting.append((stream, data))
+                self._bytes += len(data)
+                self._changed.notify_all()
+                return
+        stream.write_now(data)
+
+    def _start(self) -> bool:
+        """Start the thread unless it runs; return False where there can be no more threads."""
+        if not self._started:
+            try:
                 threading.Thread(target=self._write, name="hapi-output", daemon=True).start()
-                self._started = True
-            self._waiting.append((stream, data))
-            self._bytes += len(data)
-            self._changed.notify_all()
+            except RuntimeError:
+                return False
+            self._started = True
+        return True
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait until all is written, no longer than ``seconds``; return whether it is."""

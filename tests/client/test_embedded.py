@@ -135,7 +135,7 @@ def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
     started = time.monotonic()
-    with pytest.raises(TransportError, match="did not start"):
+    with pytest.raises(TransportError, match=r"did not start within 0\.5 s: it said nothing"):
         EmbeddedServer(str(tmp_path))
     assert time.monotonic() - started < 300
     assert len(pids) == 1 and not is_alive(pids[0])

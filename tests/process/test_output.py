@@ -89,6 +89,20 @@ def test_nobody_waits_for_a_reader_that_takes_nothing() -> None:
     ]
 
 
+def test_text_is_written_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    background = Background()
+    with (tmp_path / "out").open("wb") as file:
+        print("line", file=UnwaitingStream(file.fileno(), "log", background, str))
+    background.close()
+    assert (tmp_path / "out").read_text() == "line\n"
+
+
 COMMAND = "import sys; from hapi.cli.shared.common import run_command\nsys.exit(run_command('prog', body, goes_on=%s))"
 PRINTS = "def body():\n    for n in range(9): print('line', n)\n    return 0\n"
 

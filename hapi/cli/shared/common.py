@@ -106,7 +106,7 @@ def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
         detail = printable(" ".join(str(error).split()), MESSAGE_CHARACTERS) or type(error).__name__
         print(
             f"{program}: error: the memory that this process may have is used up ({detail}); "
-            "end other programs, or raise its limit (ulimit -v)",
+            f"end other programs, or raise its limit (ulimit {'-u or -v' if 'thread' in detail else '-v'})",
             file=sys.stderr,
         )
         return EXIT_FAILED
