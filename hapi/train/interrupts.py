@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,18 +35,27 @@ class Interrupts:
         self._raised = False
         """True once a signal has raised; the code that it met may have swallowed that, as finalizers of objects do."""
         self._previous: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._swallowed
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        if sys.unraisablehook == self._swallowed:
+            sys.unraisablehook = self._hook
+
+    def _swallowed(self, found: Any) -> None:
+        """Tell of what a finalizer swallowed, unless it is a signal: :meth:`deferred` raises that again."""
+        if found.exc_type is not KeyboardInterrupt:
+            self._hook(found)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,26 @@ def test_signals_wait_for_the_end_of_a_block(number: int) -> None:
             done.append("nor another step, if that was swallowed, as by an object's finalizer")
     assert done == ["the whole block"]
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_a_finalizer_swallowed_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(found.exc_type))
+    before = sys.unraisablehook
+
+    class Finalized:
+        def __init__(self, work: Callable[[], object]) -> None:
+            self._work = work
+
+        def __del__(self) -> None:
+            self._work()
+
+    with Interrupts() as interrupts:
+        Finalized(lambda: os.kill(os.getpid(), signal.SIGINT))
+        Finalized(lambda: 1 / 0)
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            pass
+    assert told == [ZeroDivisionError] and sys.unraisablehook is before
 
 
 def test_a_second_signal_does_not_wait() -> None:
