@@ -16,7 +16,7 @@ import torch
 from support.harness import environment
 from torch import nn
 
-from hapi.errors import HapiError, UsageError
+from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.report import Measured, Totals
@@ -54,6 +54,19 @@ def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> A
         restore_plan=lambda plan, progress: None,
     )
     return None if found is None else (found.progress, found.epochs)
+
+
+def test_data_that_was_packed_anew_is_said_to_be_that(tmp_path: Path) -> None:
+    module, optimizer = saved(tmp_path / "c.pt")
+    with pytest.raises(
+        ConflictError, match="belongs to version None of its dataset, and here it is beef: other data"
+    ):
+        checkpoint.load(
+            str(tmp_path / "c.pt"),
+            parts={"trained": module, "optimizer": optimizer},
+            identity=lambda kept: {"a": 1, "dataset": "beef"},
+            restore_plan=lambda plan, progress: None,
+        )
 
 
 MEASURED = Measured(counters={"seconds": 0.5}, splits={3: 2}, stages={"read": 0.25}, cos_batch=4)

@@ -304,6 +304,11 @@ def load(
     different = [k for k in own if found.get(k) != own[k]]
     if different:
         key = different[0]
+        if key == "dataset":
+            raise ConflictError(
+                f"--resume: {path} belongs to version {found.get(key)} of its dataset, and here it is {own[key]}: "
+                "other data, or packed anew since; pack the same again, or begin anew in another place"
+            )
         raise ConflictError(
             f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {own[key]!r}; "
             f"leave such settings out to go on (only {', '.join(sorted(following))} may change), or give another "
