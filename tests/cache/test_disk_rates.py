@@ -52,13 +52,13 @@ def test_the_time_of_reads_that_wait_for_each_other_counts_once() -> None:
 def test_a_cache_measures_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with features_at(tmp_path) as cache:
         assert cache.rates() == DiskRates(None, None)
-        write = os.pwrite
+        write = os.pwritev
 
         def slow(*arguments: object) -> int:
             time.sleep(0.05)
             return write(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(os, "pwrite", slow)
+        monkeypatch.setattr(os, "pwritev", slow)
         put(cache, range(COUNT))
         rates = cache.rates()
         assert rates.write is not None and rates.write <= COUNT * 32 / 0.05 and rates.read is None

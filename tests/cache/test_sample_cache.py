@@ -250,14 +250,18 @@ def test_a_full_disk_ends_keeping_and_nothing_else(
         room[0] -= 100
         return write(descriptor, bytes(data)[:100], start)
 
+    def pwritev(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        return pwrite(descriptor, b"".join(buffers), start)
+
     monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     cache.put(samples_of(range(20, 40)))
     room[0] = 1 << 20
     cache.put(samples_of(range(40, 60)))
     assert len(caplog.records) == 1 and "No space left on device" in caplog.text
     # What had been written before is sealed, since there was room for that.
     assert found(cache, range(60)) == set()
-    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.undo()
     cache.close()
     assert not list(cache.path.glob("open-*"))
 

@@ -210,22 +210,22 @@ def test_a_server_keeps_features_again_once_a_full_disk_has_room(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    write = os.pwrite
+    write = os.pwritev
 
-    def full(descriptor: int, data: bytes, start: int) -> int:
+    def full(descriptor: int, data: object, start: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
-        for pwrite, wait, kept in ((full, 0.0, 0), (full, 60.0, 0), (write, 60.0, 0), (write, 0.0, 32)):
+        for pwritev, wait, kept in ((full, 0.0, 0), (full, 60.0, 0), (write, 60.0, 0), (write, 0.0, 32)):
             monkeypatch.setattr(records, "_FULL_DISK_SECONDS", wait)
-            monkeypatch.setattr(os, "pwrite", pwrite)
+            monkeypatch.setattr(os, "pwritev", pwritev)
             extracted(service, known, IDS)
             settled(service)
             caches = service.sharing.caches
             assert caches is not None
             (entry,) = caches._open.values()
             assert entry.cache.held(np.array(IDS)).sum() == kept
-            if pwrite is write:
+            if pwritev is write:
                 entry.cache._records._full_until = 0.0  # after the wait
     told = [line for line in caplog.messages if "No space left on device" in line]
     assert len(told) == 1 and "until there is room" in told[0]
