@@ -23,7 +23,7 @@ TRANSFORMS_VERSION = 1
 """Raise it when a sample's bytes and a transform give other numbers than before, in any bit: decoding, resizing,
 cropping, normalising and the draws of random transforms (:mod:`hapi.data.transforms`)."""
 
-LAYERS_VERSION = 2
+LAYERS_VERSION = 3
 """Raise it when a frozen layer gives other numbers than before for the same digest of structure and weights: how
 graphs are cut and run, what is rounded, and where (:mod:`hapi.models.graph`)."""
 
