@@ -12,13 +12,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hapi.process.read_ahead import announced
+from hapi.process.write_back import begin_writing, wait_written
+
 STRETCH_BYTES = 64 << 20
 """A rate is that of the last so many bytes: a disk may become slower when its fast part is full."""
 _LEAST_SECONDS = 1e-4
 """Below this a clock says nothing."""
-PROBE_BYTES = 32 << 20
-PROBE_SECONDS = 0.3
+PROBE_BYTES = 64 << 20
+WRITE_SECONDS, READ_SECONDS = 0.5, 0.3
 _PIECE = 1 << 20
+_AHEAD = 8
+"""Pieces that are on their way to the disk while the next ones are written, or from it, as a cache does it."""
+_LEFT_OUT = 0.2
+"""Part of the time whose pieces do not count: what comes first may go into a buffer."""
 
 
 class DiskRates(NamedTuple):
@@ -100,55 +107,78 @@ class RateMeter:
             return self._bytes / self._seconds
 
 
-def measure_disk(folder: Path, nbytes: int = PROBE_BYTES, seconds: float = PROBE_SECONDS) -> DiskRates:
+def measure_disk(folder: Path, nbytes: int = PROBE_BYTES) -> DiskRates:
     """Measure the disk of ``folder`` with a file that is removed again.
 
-    Every megabyte that is written is brought to the disk before the next one; what is read back was dropped from the
-    page cache before, where the system can be told. The second half of the time counts: what comes first may go into a
-    buffer, or be what a bounded rate lets pass at once.
+    A few megabytes are always on their way to the disk, as when a cache is filled: one at a time would measure how long
+    the disk takes to answer. What is read back was dropped from the page cache before, where the system can be told.
 
     Args:
         folder: where to measure; the nearest folder above it that exists, if it does not.
         nbytes: most bytes that are written.
-        seconds: time after which no further megabyte is begun; half of it for each direction.
 
     Returns:
         The rates; None for what could not be measured.
     """
     folder = folder.absolute()
     nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
-    reads, writes = list[_Transfer](), list[_Transfer]()
+    written, read = [(0, 0.0)], [(0, 0.0)]
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=nearest, buffering=0) as file:
-        descriptor = file.fileno()
-        piece = os.urandom(min(_PIECE, max(1, nbytes)))  # a disk may shorten what repeats
-        done, deadline = 0, time.monotonic() + seconds / 2
-        while done < nbytes and (not done or time.monotonic() < deadline):
-            started = time.monotonic()
-            written = os.pwrite(descriptor, piece, done)
-            os.fsync(descriptor)
-            writes.append(_Transfer(written, started, time.monotonic()))
-            done += written
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        deadline = time.monotonic() + seconds / 2
-        for start in range(0, done, _PIECE):
-            if start and time.monotonic() >= deadline:
-                break
-            started = time.monotonic()
-            reads.append(_Transfer(len(os.pread(descriptor, _PIECE, start)), started, time.monotonic()))
-    return DiskRates(_late_rate(reads), _late_rate(writes))
+        written = _write(file.fileno(), nbytes)
+        read = _read(file.fileno(), written[-1][0])
+    return DiskRates(_steady_rate(read), _steady_rate(written))
 
 
-class _Transfer(NamedTuple):
-    nbytes: int
-    began: float
-    ended: float
+def _read(descriptor: int, nbytes: int) -> list[tuple[int, float]]:
+    """Read for :data:`READ_SECONDS`, ``nbytes`` at most; return the bytes that had come by which time."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    began = time.monotonic()
+    came, pieces = [(0, began)], [(descriptor, start, _PIECE) for start in range(0, nbytes, _PIECE)]
+    for _, start, _ in announced(pieces, lambda piece: piece):
+        if start and time.monotonic() >= began + READ_SECONDS:
+            break
+        came.append((came[-1][0] + len(os.pread(descriptor, _PIECE, start)), time.monotonic()))
+    return came
 
 
-def _late_rate(done: Sequence[_Transfer]) -> float | None:
-    """Bytes a second of those that began in the second half of the time, at least of the last one."""
-    meter = RateMeter()
-    for one in done:
-        if one is done[-1] or one.began >= (done[0].began + done[-1].ended) / 2:
-            meter.add(one.nbytes, one.ended - one.began)
-    return meter.rate
+def _write(descriptor: int, nbytes: int) -> list[tuple[int, float]]:
+    """Write for :data:`WRITE_SECONDS`, ``nbytes`` at most; return the bytes that were on the disk by which time."""
+    piece = os.urandom(min(_PIECE, max(1, nbytes)))  # a disk may shorten what repeats
+    began = time.monotonic()
+    arrived, done, waited = [(0, began)], 0, 0
+
+    def wait(up_to: int) -> None:
+        """Wait for bytes that were written."""
+        nonlocal waited
+        wait_written(descriptor, waited, up_to - waited)
+        waited = up_to
+        arrived.append((waited, time.monotonic()))
+
+    while done < nbytes and (not done or time.monotonic() < began + WRITE_SECONDS):
+        count = os.pwrite(descriptor, piece, done)
+        begin_writing(descriptor, done, count)
+        done += count
+        if (
+            done - waited > min(_AHEAD, len(arrived)) * _PIECE
+        ):  # more and more: a slow disk is soon waited for
+            wait(waited + _PIECE)
+    while waited < done:
+        wait(min(done, waited + _PIECE))
+    ended = time.monotonic()
+    os.fsync(descriptor)
+    synchronized = time.monotonic()
+    if (
+        synchronized - ended > ended - began
+    ):  # nothing was waited for before, as where a system has no call for it
+        arrived = [(0, began), (done, synchronized)]
+    return arrived
+
+
+def _steady_rate(done: Sequence[tuple[int, float]]) -> float | None:
+    """Bytes a second by (bytes, time) in order, without the first part of the time."""
+    began, ended = done[0][1], done[-1][1]
+    start = began + _LEFT_OUT * (ended - began)
+    first = next((one for one in done[:-1] if one[1] >= start), done[0])
+    seconds = ended - first[1]
+    return (done[-1][0] - first[0]) / seconds if seconds >= _LEAST_SECONDS else None

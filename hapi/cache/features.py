@@ -167,7 +167,8 @@ class FeatureCache(Closing):
     def disk_backlog(self) -> DiskBacklog:
         """Return the rate at which the disk writes, as it is used or was probed, and the bytes on their way there."""
         puts = self._records.puts
-        rate = puts.at_work.rate or self._records.folder.known_rates().write
+        rates = (puts.at_work.rate or self._records.folder.known_rates().write, puts.at_least.rate)
+        rate = max((rate for rate in rates if rate is not None), default=None)
         return DiskBacklog(rate, 0.0 if rate is None else puts.on_its_way(rate))
 
     def probed_rates(self) -> DiskRates:

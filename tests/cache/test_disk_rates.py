@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -176,27 +177,68 @@ def test_the_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class ProbedDisk:
+    """A disk with a clock: what is waited for takes its time, and so does what is synchronized."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> None:
+        self.now, self.pieces, self._seconds, self.synchronizing = 0.0, 0, seconds, 0.0
+        monkeypatch.setattr(disk_rates.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(disk_rates, "wait_written", self.wait)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def wait(self, descriptor: int, start: int, count: int) -> None:
+        self.now += self._seconds(self.pieces)
+        self.pieces += 1
+
+    def fsync(self, descriptor: int) -> None:
+        self.now += self.synchronizing
+
+
 def test_the_probe_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    clock = iter(np.arange(0, 1000, 0.04).tolist())
-    monkeypatch.setattr(disk_rates.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(os, "fsync", written.append)
-    rates = measure_disk(tmp_path)
-    assert 1 <= len(written) <= 3 and rates.write == pytest.approx((1 << 20) / 0.04)
+    disk = ProbedDisk(monkeypatch, lambda piece: 0.04)
+    assert measure_disk(tmp_path).write == pytest.approx((1 << 20) / 0.04)
+    assert disk.pieces <= disk_rates.WRITE_SECONDS / 0.04 + disk_rates._AHEAD + 1
+    disk = ProbedDisk(monkeypatch, lambda piece: 1.0)
+    assert measure_disk(tmp_path).write == pytest.approx(1 << 20) and disk.pieces <= 2, "a slow one at once"
+    disk = ProbedDisk(monkeypatch, lambda piece: 1e-4)
+    measure_disk(tmp_path)
+    assert disk.pieces == disk_rates.PROBE_BYTES >> 20
 
 
 def test_what_a_disk_takes_at_once_first_is_not_its_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, written = [0.0], list[int]()
-
-    def fsync(descriptor: int) -> None:
-        written.append(descriptor)
-        now[0] += 0.001 if len(written) <= 3 else 0.05
-
-    monkeypatch.setattr(disk_rates.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(os, "fsync", fsync)
+    ProbedDisk(monkeypatch, lambda piece: 0.001 if piece < 4 else 0.05)
     assert measure_disk(tmp_path).write == pytest.approx((1 << 20) / 0.05)
+
+
+def test_a_system_that_waits_for_nothing_is_synchronized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ProbedDisk(monkeypatch, lambda piece: 1e-6)
+    disk.synchronizing = 2.0
+    assert measure_disk(tmp_path).write == pytest.approx(disk_rates.PROBE_BYTES / 2.0, rel=1e-3)
+
+
+def test_a_disk_that_keeps_up_is_no_slower_than_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe beside other work may find any disk slow; what was kept at once says otherwise."""
+    monkeypatch.setattr(folder_module, "measure_disk", lambda path: DiskRates(5.0, 3.0))
+    monkeypatch.setattr(disk_rates, "STRETCH_BYTES", 128)
+    now = [0.0]
+    monkeypatch.setattr("hapi.cache.writing.put_rates.time.monotonic", lambda: now[0])
+    rates = PutRates(behind=True)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: now.__setitem__(0, now[0] + 0.1))
+    for _ in range(3):
+        began, now[0] = now[0], now[0] + 1.0
+        rates.put(500, began)
+        rates.wait(-1, 0)
+    assert rates.at_work.rate is None and rates.at_least.rate == pytest.approx(500 / 1.1)
+    with features_at(tmp_path, budget=16 * 500) as cache:
+        cache.probed_rates()
+        cache.puts.at_least.add(500, 1.1)
+        assert cache.disk_backlog().rate == pytest.approx(500 / 1.1)
 
 
 def test_a_probe_that_cannot_write_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ class PutRates:
         """Waits for the disk alone, with the bytes of segments."""
         self.at_work = RateMeter()
         """Segments that the disk was at work on all the time."""
+        self.at_least = RateMeter()
+        """Segments that have reached the disk in the time since their first put, in which it may have had nothing to
+        do: it is no slower."""
         self.waited_seconds = 0.0
         """Seconds of all waits for it."""
         self._bytes, self._seconds, self._since = 0, 0.0, 0.0
@@ -142,6 +145,7 @@ class PutRates:
         ended = time.monotonic()
         waited = ended - began
         whole, rate = self._seconds + waited, None
+        self.at_least.add(self._bytes, ended - self._since)
         if waited + in_writes > 0 and waited + in_writes >= _AT_WORK * (ended - self._since):
             rates = [self._bytes / (ended - self._since)]
             if self._closed_bytes:
