@@ -147,13 +147,16 @@ class Trainer:
             try:
                 self.began = True
                 self._callbacks.training_started(self._start())
-                while self.progress.epoch < self.session.settings.epochs and not self._stop_reason():
+                reason = ""
+                while self.progress.epoch < self.session.settings.epochs and not (
+                    reason := self._stop_reason()
+                ):
                     self._epoch(interrupts)
             except (KeyboardInterrupt, Exception) as error:
                 self._end(error)
                 raise
             early = self.progress.epoch < self.session.settings.epochs
-            self._note_end("stopped early" if early else "finished", self._stop_reason() if early else "")
+            self._note_end("stopped early" if early else "finished", reason if early else "")
             try:
                 self.keeper.last(self._position)
             except DivergedError:
@@ -232,12 +235,16 @@ class Trainer:
         self.ended = {"how": how, "epoch": epoch, "batch": batch, "detail": detail}
 
     def _stop_reason(self) -> str:
-        """Why training stops before its last epoch; empty while it goes on."""
+        """Why training stops before its last epoch; empty while it goes on.
+
+        The first rank decides: others' metrics may differ in the last bits.
+        """
         allowed = self.settings.early_stopping
         if allowed is None:
             return ""
         best, improvement = self.settings.best, self.settings.min_improvement
-        return stop_reason([score(entry, best) for entry in self.epochs], allowed, improvement)
+        found = stop_reason([score(entry, best) for entry in self.epochs], allowed, improvement)
+        return self._ranks.gathered(found)[0]
 
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.local_job import Interrupting, Silent, open_session, trainer_of
 
+from hapi.client.joint.ranks import Ranks
 from hapi.train.steps.early_stopping import stop_reason
 from hapi.wire.transport.http import Handler
 
@@ -58,6 +59,26 @@ def test_a_resumed_run_counts_the_epochs_before(remembered: Handler, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         run(remembered, Interrupting(6), checkpoint=path)
     assert len(run(remembered, Silent(), checkpoint=path, resume=True)["epochs"]) == 3
+
+
+class Second(Ranks):
+    """One of two ranks, the first of which decides after each epoch whether both stop."""
+
+    def __init__(self, *decisions: str) -> None:
+        self.decisions = list(decisions)
+
+    def gathered(self, value: Any) -> list[Any]:
+        return [self.decisions.pop(0) if isinstance(value, str) else value, value]
+
+
+@pytest.mark.parametrize(("decisions", "epochs"), [(("", "", "", ""), 4), (("", "it has had enough"), 1)])
+def test_the_first_rank_decides_for_all(remembered: Handler, decisions: tuple[str, ...], epochs: int) -> None:
+    """Metrics may differ in the last bits: one would stop, and the others wait for its part of the next step."""
+    changes = {"epochs": 4, "early_stopping": 2, "min_improvement": 50.0, "validation": 0.2}
+    with open_session(remembered, **changes) as session:
+        session.ranks = Second(*decisions)
+        report = trainer_of(session, **changes).run()
+    assert len(report["epochs"]) == epochs and report["ended"]["detail"] == decisions[-1]
 
 
 def test_the_last_epoch_is_no_early_stop(remembered: Handler) -> None:
