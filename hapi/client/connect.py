@@ -28,6 +28,10 @@ from hapi.wire.transport.http import HttpTransport
 from hapi.wire.transport.slow_server import AnswerLimits
 from hapi.wire.transport.urls import is_loopback
 
+FIRST_SECONDS = 1.0
+"""Seconds in which one of several servers has to answer, or the job begins without it: a machine that is gone may
+swallow packets."""
+
 
 @dataclass(frozen=True, eq=False)
 class Connected:
@@ -84,6 +88,7 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
             listed=partial(listed_servers, ca_file=settings.ca_file, timeout=settings.timeout),
         )
         connected = over(settings, addresses.transports, settings.store, check=addresses.failed)
+        connected.servers.find_absent(FIRST_SECONDS)
         addresses.follow(connected.servers)
         return replace(connected, urls=list(settings.server), stall=stall)
     folder = local_store(settings)

@@ -121,6 +121,55 @@ def test_one_request_finds_out_and_no_other_waits(pool: ServerPool, machines: li
     until(lambda: pool.run(attempt, measured=MEASURED) == gone.url)
 
 
+class Swallowing(Machine):
+    """A machine that answers nothing, and breaks no connection, until it is back."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.back = threading.Event()
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        assert self.back.wait(240)
+        return super().call(method, path, document)
+
+    def request(self) -> str:
+        assert self.back.is_set(), "a request waits for a machine that is gone"
+        return super().request()
+
+
+def test_a_job_begins_with_those_that_are_there(machines: list[Machine]) -> None:
+    """A dead machine in the list used to hold the first requests for a connection's time limit."""
+    dead, refuses = Swallowing("http://dead:8099"), machines[2]
+    refuses.error = DrainingError("it ends")
+    pool = ServerPool([dead, *machines], retry_timeout=200.0)
+    pool.find_absent(0.05)
+    assert [server.absent for server in pool._servers] == [True, False, False, True]
+    for _ in range(20):
+        pool.run(attempt, measured=MEASURED)
+    assert not refuses.requests and pool.retries == 0
+    dead.back.set()
+    refuses.error = None
+    until(lambda: not any(server.absent for server in pool._servers))
+    until(lambda: pool.run(attempt, measured=MEASURED) == dead.url)
+    pool.close()
+    until(lambda: not asking([dead, *machines]))
+
+
+def test_where_none_answers_all_are_tried(machines: list[Machine]) -> None:
+    silent = [Swallowing(f"http://{name}:8099") for name in ("one", "two")]
+    pool = ServerPool(silent)
+    pool.find_absent(0.01)
+    assert not any(server.absent for server in pool._servers)
+    for machine in silent:
+        machine.back.set()
+    assert pool.run(attempt) == silent[0].url
+    alone = ServerPool(machines[:1])
+    alone.find_absent(200.0)
+    assert not machines[0].calls, "the only server is asked by requests"
+    for each in (pool, alone):
+        each.close()
+
+
 def test_where_all_are_gone_requests_find_the_first_that_comes_back(
     pool: ServerPool, machines: list[Machine]
 ) -> None:

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hapi.client.transport.hedging import Server
 from hapi.client.transport.trouble import is_absence
@@ -25,6 +25,8 @@ log = logging.getLogger("hapi.client")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a server is asked first, doubled with each time that it does not answer, up to the longest."""
 MOST_THREADS = 8
+MOST_AT_FIRST = 32
+"""Servers that are asked side by side when a job begins; of a longer list the others are taken to be there."""
 
 
 class AbsentServers:
@@ -40,6 +42,37 @@ class AbsentServers:
         """Those in the heap, and those that are being asked."""
         self._numbers = itertools.count()
         self._threads = 0
+
+    def find(self, servers: Sequence[Server], seconds: float) -> None:
+        """Ask ``servers`` side by side whether they are there, and return after ``seconds`` at the latest.
+
+        Those that have not answered by then are absent until they do, where another one is there.
+        """
+        answers, changed = dict[int, bool](), threading.Condition()
+        first = servers[:MOST_AT_FIRST]
+
+        def find_one(server: Server) -> None:
+            """Note whether it is there, however late."""
+            found = is_there(server.transport)
+            with changed:
+                answers[id(server)] = found
+                server.absent = server.absent and not found
+                changed.notify_all()
+            if not found:
+                self.add(server)
+
+        for server in first:
+            threading.Thread(target=find_one, args=(server,), name="hapi-at-first", daemon=True).start()
+        with changed:
+            changed.wait_for(lambda: len(answers) == len(first), seconds)
+            silent = [server for server in first if not answers.get(id(server))]
+            if len(silent) == len(first):
+                return
+            for server in silent:
+                server.absent = True
+                log.warning(
+                    "%s does not answer yet; requests go to the others until it does", server.transport.url
+                )
 
     def add(self, server: Server) -> None:
         """Note that ``server`` could not be reached; it is :attr:`Server.absent` until it answers."""

@@ -104,6 +104,11 @@ class ServerPool:
         with self._lock:
             return [server.name for server in self._servers]
 
+    def find_absent(self, seconds: float) -> None:
+        """Ask all servers whether they are there, for so long at most: requests begin with those that are."""
+        if self.size > 1:
+            self._absent.find(self._servers, seconds)
+
     def join(self, transport: Transport) -> None:
         """Ask one more server from now on."""
         with self._lock:
