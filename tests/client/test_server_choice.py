@@ -40,7 +40,7 @@ class Course:
                 number += 1
             now, _, place, asked = heapq.heappop(pending)
             self.loads[place].answered(asked, now)
-            self.loads[place].end(now)
+            self.loads[place].end(now, asked)
             self.answers.append((now, place, now - asked.at))
         return self
 
@@ -115,8 +115,8 @@ def test_other_kinds_are_measured_apart() -> None:
     one, other = ServerLoad(), ServerLoad()
     for load, seconds in ((one, 5.0), (other, 0.5)):
         load.begin()
-        load.answered(load.asked(1, 10, 0.0), seconds)
-        load.end(seconds)
+        load.answered(note := load.asked(1, 10, 0.0), seconds)
+        load.end(seconds, note)
     assert soonest([one, other], 1, 5.0) == [other]
     assert soonest([one, other], 2, 5.0) == [one, other]
 
@@ -132,12 +132,42 @@ def test_a_small_rest_of_an_answer_counts_little() -> None:
     assert load.sample_seconds(0) == found
 
 
+def test_silence_tells_as_an_answer_does() -> None:
+    """Two of each server's requests are in flight; one is silent for longer than its answers took."""
+    quick, slow = ServerLoad(), ServerLoad()
+    for load in (quick, slow):
+        load.begin()
+        load.answered(note := load.asked(0, 8, 0.0), 1.0)
+        load.end(1.0, note)
+    notes = []
+    for load in (slow, slow, quick, quick):
+        load.begin()
+        notes.append(load.asked(0, 8, 10.0 if load is slow else 13.0))
+    assert soonest([quick, slow], 0, 11.0) == [quick, slow]
+    assert soonest([quick, slow], 0, 14.0) == [quick]
+    assert soonest([quick, slow], 1, 14.0) == [quick, slow], "of the other kind nothing is known"
+    for load, note in zip((slow, slow), notes[:2], strict=True):
+        load.end(14.0, note)
+    assert slow.overdue_seconds(0, 99.0) == 0.0 and soonest([quick, slow], 0, 14.0) == [slow]
+
+
+def test_the_one_whose_oldest_request_was_sent_first_is_free_first() -> None:
+    loads = [ServerLoad() for _ in range(3)]
+    for load, at in zip(loads, (2.0, 1.0, 3.0), strict=True):
+        load.begin()
+        load.asked(0, 8, at)
+    assert min(loads, key=lambda load: load.until_free) is loads[1]
+    loads[1].begin()
+    assert min(loads, key=lambda load: load.until_free) is loads[0]
+    assert ServerLoad().until_free < loads[0].until_free
+
+
 def test_about_equal_ones_are_all_returned() -> None:
     loads = [ServerLoad() for _ in range(3)]
     for load, seconds in zip(loads, (1.0, AS_GOOD * 0.99, AS_GOOD * 1.05), strict=True):
         load.begin()
-        load.answered(load.asked(0, 1, 0.0), seconds)
-        load.end(seconds)
+        load.answered(note := load.asked(0, 1, 0.0), seconds)
+        load.end(seconds, note)
     assert soonest(loads, 0, 1.3) == loads[:2]
 
 

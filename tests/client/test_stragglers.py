@@ -36,6 +36,30 @@ def test_a_straggler_hardly_shows() -> None:
     assert turns.percentile(0.99) > 8 * without.percentile(0.99), "in turn, at half of the load"
 
 
+@pytest.mark.parametrize("since", [0.0, 150.0], ids=["from the start", "in the middle"])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_hardly_shows_whichever_it_is_and_whenever(since: float, seed: int) -> None:
+    """Criterion of issue 31 where four servers are a fifth busy; at 30 % three of them have a 99th percentile of 1.3 to
+    1.6 of that of four, and no choice among them is better.
+    """
+
+    def slow(place: int, now: float) -> float:
+        return 1.0 if place == seed and now >= since else 0.1
+
+    without, hedged = (Fleet(4, speed, rate=8, seed=seed).run(2500) for speed in (even, slow))
+    assert hedged.percentile(0.99) <= 1.3 * without.percentile(0.99)
+    assert hedged.extra_share <= EXTRA_SHARE
+    three, busier = Fleet(3, even, rate=12, seed=seed).run(2500), Fleet(4, slow, rate=12, seed=seed).run(2500)
+    assert busier.percentile(0.99) <= 1.1 * three.percentile(0.99)
+    assert busier.extra_share <= EXTRA_SHARE
+
+
+def test_a_silent_server_is_slow_before_it_answers() -> None:
+    """One that nobody has heard of yet, when all are asked at once: it gets no more until it has answered."""
+    hedged = Fleet(4, one_slow).run(2000)
+    assert hedged.percentile(0.999) < 2.5, "16 are always under way; by answers alone, seven wait there: 4 s"
+
+
 def test_requests_that_find_a_straggler_are_rescued() -> None:
     """Fewer than a hundredth find it, so that the 99th percentile hardly tells of them."""
     hedged, alone = (Fleet(4, one_slow, rate=6, hedged=on).run(REQUESTS) for on in (True, False))
@@ -52,7 +76,7 @@ def test_a_straggler_costs_its_work_alone(rate: float | None) -> None:
 
 def test_spells_of_slowness_are_cut_short() -> None:
     hedged, alone = (Fleet(4, in_spells, rate=6, hedged=on).run(REQUESTS) for on in (True, False))
-    assert hedged.percentile(0.99) < 0.6 * alone.percentile(0.99)
+    assert hedged.percentile(0.995) < 0.7 * alone.percentile(0.995)
     assert hedged.extra_share <= EXTRA_SHARE
 
 
@@ -71,7 +95,7 @@ def test_no_more_than_the_share_is_sent_twice(speeds: list[float], window: int, 
     fleet = Fleet(len(speeds), lambda place, now: speeds[place], window=window, noise=noise)
     for requests in (60, 120):
         fleet.run(requests)
-        assert fleet.stragglers.extra <= EXTRA_SHARE * max(100, fleet.stragglers.sent)
+        assert fleet.stragglers.extra <= EXTRA_SHARE * max(50, fleet.stragglers.sent)
     assert len(speeds) > 1 or fleet.stragglers.extra == 0
     assert all(load.in_flight >= 0 for load in fleet.loads)
 
@@ -102,7 +126,11 @@ SENT = Asked(0, 8, 100.0, 1)
         pytest.param(0.25, 8, server(0.1), server(1.0), True, id="known to be slow"),
         pytest.param(0.3, 8, server(0.1), server(0.1), True, id="overdue"),
         pytest.param(0.21, 8, server(0.1), server(0.1), False, id="a little late"),
-        pytest.param(0.15, 8, server(0.1), server(1.0), False, id="no longer than usual"),
+        pytest.param(0.15, 8, server(0.1), server(0.15), False, id="no longer than usual"),
+        pytest.param(0.0, 8, server(0.1), server(1.0), True, id="sent to a slow one, to find out"),
+        pytest.param(
+            0.0, 8, server(0.1, in_flight=4), server(1.0), False, id="that is as soon as the others"
+        ),
         pytest.param(0.25, 8, server(0.1, in_flight=1), server(0.1), False, id="the other is as busy"),
         pytest.param(0.25, 8, server(0.1, in_flight=1), server(1.0), True, id="busy, and sooner"),
         pytest.param(0.25, 8, ServerLoad(), server(1.0), False, id="the other is not known"),

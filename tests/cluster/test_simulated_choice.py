@@ -33,7 +33,7 @@ class WholeList:
         best = soonest([self.loads[number] for number in fresh], split, now, self.chosen)
         chosen = min(
             (number for number in fresh if self.loads[number] in best),
-            key=lambda n: (self.loads[n].in_flight, LISTED.places[n] if split else 0),
+            key=lambda n: (self.loads[n].until_free, LISTED.places[n] if split else 0),
         )
         self.chosen += 1
         self.loads[chosen].begin(self.chosen)
@@ -62,7 +62,7 @@ def test_the_index_chooses_as_the_whole_list(steps: list[tuple[int, float, bool,
             known, *both = flying.pop(0)
             number = known.number
             for load, asked in zip((known, plain.loads[number]), both, strict=True):
-                load.end(now)
+                load.end(now, asked)
                 if not fails:
                     load.answered(asked, now)
             if fails:

@@ -17,7 +17,7 @@ Choice = Callable[[Sequence[ServerLoad], float, int], ServerLoad]
 
 
 def by_answer_time(loads: Sequence[ServerLoad], now: float, number: int) -> ServerLoad:
-    return min(soonest(loads, 0, now, number), key=lambda load: load.in_flight)
+    return min(soonest(loads, 0, now, number), key=lambda load: load.until_free)
 
 
 def by_flight(loads: Sequence[ServerLoad], now: float, number: int) -> ServerLoad:
@@ -60,6 +60,7 @@ class Fleet:
         choose: Choice = by_answer_time,
         hedged: bool = True,
         noise: float = 0.1,
+        seed: int = 1,
     ) -> None:
         """``speed(place, now)``: seconds for a request; ``noise``: their coefficient of variation."""
         self.loads = [ServerLoad() for _ in range(count)]
@@ -67,7 +68,7 @@ class Fleet:
         self.times: list[float] = []
         """Seconds of each answer."""
         self._speed, self._rate, self._window, self._choose = speed, rate, window, choose
-        self._hedged, self._noise, self._random = hedged, noise, random.Random(1)
+        self._hedged, self._noise, self._random = hedged, noise, random.Random(seed)
         self._waiting: list[deque[Sent]] = [deque() for _ in range(count)]
         self._running: list[Sent | None] = [None] * count
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -140,7 +141,7 @@ class Fleet:
     def _release(self, sent: Sent, now: float) -> None:
         """Free the server: it is done, or the client has broken the connection."""
         sent.over = True
-        self.loads[sent.place].end(now)
+        self.loads[sent.place].end(now, sent.asked)
         if self._running[sent.place] is sent:
             self._running[sent.place] = None
         else:
@@ -155,9 +156,10 @@ class Fleet:
         others = [load for load in self.loads if load is not server]
         outstanding = Outstanding(first.asked, SAMPLES, now - request.at)
         usual = self.stragglers.longest_usual(first.asked) or 0.0
+        begins = self.stragglers.straggles_from(first.asked, server) or 0.0
         found = self.stragglers.rescuer(outstanding, server, others, now)
         if found is None:
-            pause = max(usual / 4, usual - outstanding.waited, 0.02)
+            pause = max(usual / 4, begins - outstanding.waited, 0.02)
             self._later(now + pause, lambda at: self._look(request, at))
         else:
             self.stragglers.extra += 1

@@ -94,19 +94,23 @@ class Server(ServerLoad):
 class Servers(Protocol):
     """Choice and accounts of servers; thread-safe."""
 
+    def straggles_from(self, request: InFlight) -> float | None:
+        """Return the seconds of waiting from which on ``request`` straggles; None: not known yet."""
+
     def longest_usual(self, asked: Asked) -> float | None:
-        """Return the seconds from which on a request straggles; None: not known yet."""
+        """Return the seconds that nearly all requests waited at most; None: not known yet."""
 
     def rescue(self, request: InFlight) -> tuple[Server, Asked] | None:
         """Return the server that ``request`` is sent to as well, counted already; None for none."""
 
-    def rescued(self, server: Server, asked: Asked | None, error: HapiError | None) -> None:
+    def rescued(self, server: Server, asked: Asked, error: HapiError | None, *, answered: bool) -> None:
         """Note that a second request is over.
 
         Args:
             server: which it was sent to.
-            asked: its note when it was answered whole; None when it was not.
+            asked: its note.
             error: the server's fault; None for none.
+            answered: whether it was answered whole.
         """
 
 
@@ -195,7 +199,8 @@ class Hedging:
             self._changed.notify_all()
 
     def _watch(self, request: InFlight) -> None:
-        straggles_in = self._servers.longest_usual(request.asked) or LONGEST_PAUSE
+        found = self._servers.straggles_from(request)
+        straggles_in = LONGEST_PAUSE if found is None else found
         with self._changed:
             self._requests.append(request)
             if self._thread is None:
@@ -224,10 +229,10 @@ class Hedging:
 
     def _consider(self, request: InFlight) -> float:
         """Send a request to a second server if it straggles; return the seconds until the next look at it."""
-        usual = self._servers.longest_usual(request.asked)
-        if usual is None:
+        usual, begins = self._servers.longest_usual(request.asked), self._servers.straggles_from(request)
+        if usual is None or begins is None:
             return LONGEST_PAUSE
-        early = usual - request.outstanding(time.monotonic()).waited
+        early = begins - request.outstanding(time.monotonic()).waited
         if early > 0:
             return early
         found = self._servers.rescue(request)
@@ -239,15 +244,15 @@ class Hedging:
 
     def _send(self, request: InFlight, server: Server, asked: Asked) -> None:
         """Ask a second server; what it does wrong is the first one's matter only if that fails, too."""
-        cancellation, error, answered = request.begin_second(), None, None
+        cancellation, error, answered = request.begin_second(), None, False
         try:
             if cancellation is not None and request.measured.second is not None:
                 take = request.measured.second(server.transport, cancellation)
-                answered = asked
+                answered = True
                 request.win(take)
         except HapiError as problem:
             error = None if cancellation is None or cancellation.cancelled else problem
         except Exception:
             log.debug("a second request at %s ended", server.transport.url, exc_info=True)
         finally:
-            self._servers.rescued(server, answered, error)
+            self._servers.rescued(server, asked, error, answered=answered)

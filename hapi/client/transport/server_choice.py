@@ -1,15 +1,17 @@
 """Choice of the server whose answer is expected first: by requests in flight, and by the time that answers took.
 
 A server that takes requests one by one answers the ``k``-th of them after ``k`` times its time for one, so that an
-answer's seconds are divided by the requests that were in flight when it was asked. Prequal (Wydrowski et al., NSDI
-2024) instead asks the quickest of the servers that are not *hot*, that is, above a quantile of all requests in flight.
-Of the few servers of a list the quickest is never above that: it would get everything.
+answer's seconds are divided by the requests that were in flight when it was asked. One that is silent for longer than
+it used to take is as slow as its silence says, before it has answered. Prequal (Wydrowski et al., NSDI 2024) instead
+asks the quickest of the servers that are not *hot*, that is, above a quantile of all requests in flight. Of the few
+servers of a list the quickest is never above that: it would get everything.
 
 Pure: it is told the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -50,6 +52,8 @@ class ServerLoad:
     _seconds: dict[int, float] = field(default_factory=dict)
     _samples: dict[int, float] = field(default_factory=dict)
     """Sums over the last answers, by kind of request; older ones count less."""
+    _outstanding: list[Asked] = field(default_factory=list)
+    """Requests that are in flight, as far as their time counts."""
 
     def begin(self, chosen: int = 0) -> None:
         """Count a request in flight, the one of number ``chosen`` to any server; 0 where these are not counted."""
@@ -57,13 +61,17 @@ class ServerLoad:
         self._chosen_before = chosen
 
     def asked(self, kind: int, samples: int, now: float) -> Asked:
-        """Return the note of a request that is sent now, and was counted already."""
-        return Asked(kind, samples, now, self.in_flight)
+        """Return the note of a request that is sent now, and was counted already; :meth:`end` takes it."""
+        found = Asked(kind, samples, now, self.in_flight)
+        self._outstanding.append(found)
+        return found
 
-    def end(self, now: float) -> None:
-        """Count a request as over."""
+    def end(self, now: float, asked: Asked | None = None) -> None:
+        """Count a request as over, the one of this note if it has one."""
         self.in_flight -= 1
         self._idle_since = now
+        if asked is not None:
+            self._outstanding.remove(asked)
 
     def answered(self, asked: Asked, now: float) -> None:
         """Learn from a whole answer."""
@@ -88,6 +96,24 @@ class ServerLoad:
         """Return the seconds for a sample of this kind when nothing else is in flight; None: not known yet."""
         return self._seconds[kind] / self._samples[kind] if kind in self._samples else None
 
+    def overdue_seconds(self, kind: int, now: float) -> float:
+        """Return the seconds for a sample that the silence of requests in flight proves, as if they were answered now;
+        0 without any.
+        """
+        waited = (
+            (now - asked.at) / (asked.samples * asked.in_flight)
+            for asked in self._outstanding
+            if asked.kind == kind and asked.samples > 0
+        )
+        return max(waited, default=0.0)
+
+    @property
+    def until_free(self) -> tuple[int, float]:
+        """Order of equally quick servers, that which is free first before others: the requests in flight, and the time
+        at which the oldest of them was sent.
+        """
+        return self.in_flight, min((asked.at for asked in self._outstanding), default=math.inf)
+
     def expected(self, kind: int, quickest: float, now: float, chosen: int) -> float:
         """Return the seconds in which a sample of another request would come.
 
@@ -102,7 +128,7 @@ class ServerLoad:
         if known is not None and not self.in_flight:
             idle, elsewhere = now - self._idle_since, chosen - self._chosen_before
             excess *= 0.5 ** min(idle / DOUBT_SECONDS, elsewhere / DOUBT_REQUESTS)
-        return (quickest + excess) * (self.in_flight + 1)
+        return max(quickest + excess, self.overdue_seconds(kind, now)) * (self.in_flight + 1)
 
 
 Load = TypeVar("Load", bound=ServerLoad)

@@ -199,7 +199,7 @@ class ServerPool:
                     result = self._hedging.run(partial(attempt, server.transport), flight)
             except HapiError as error:
                 unwanted = self._closed.is_set() or cancelled()  # then this side may have broken it off
-                self._settle(server, None if unwanted else error)
+                self._settle(server, None if unwanted else error, flight)
                 if unwanted:
                     raise Stopped from None
                 if progress() != before:
@@ -216,7 +216,7 @@ class ServerPool:
                 with self._lock:
                     self.retries += 1
             except BaseException:
-                self._settle(server, None)
+                self._settle(server, None, flight)
                 raise
             else:
                 self._settle(server, None, flight, good=True)
@@ -284,7 +284,7 @@ class ServerPool:
             return min(uncrowded, key=lambda s: places.get(s.name, 0))
         if trouble.busy_first:
             best = soonest(fresh, trouble.kind, now, self._chosen)
-            return min(best, key=lambda s: (s.in_flight, places.get(s.name, 0)))
+            return min(best, key=lambda s: (s.until_free, places.get(s.name, 0)))
         return min(fresh, key=lambda s: (places.get(s.name, 0), s.in_flight))
 
     def _sent(self, server: Server, measured: Measured | None) -> InFlight | None:
@@ -298,8 +298,13 @@ class ServerPool:
             asked = server.asked(measured.kind, samples, time.monotonic())
         return InFlight(server, measured, asked, measured.cancellation, arriving)
 
+    def straggles_from(self, request: InFlight) -> float | None:
+        """See :meth:`Servers.straggles_from`."""
+        with self._lock:
+            return self._stragglers.straggles_from(request.asked, request.server)
+
     def longest_usual(self, asked: Asked) -> float | None:
-        """Return the seconds from which on a request straggles; None: not known yet."""
+        """See :meth:`Servers.longest_usual`."""
         with self._lock:
             return self._stragglers.longest_usual(asked)
 
@@ -317,22 +322,26 @@ class ServerPool:
             self._stragglers.extra += 1
             return self._begun(found), found.asked(request.asked.kind, outstanding.missing, now)
 
-    def rescued(self, server: Server, asked: Asked | None, error: HapiError | None) -> None:
+    def rescued(self, server: Server, asked: Asked, error: HapiError | None, *, answered: bool) -> None:
         """Note that a second request is over; see :meth:`Servers.rescued`."""
-        self._settle(server, error)
-        if asked is not None:
-            with self._lock:
-                server.answered(asked, time.monotonic())
-                self._answered = time.monotonic()
-
-    def _settle(
-        self, server: Server, error: HapiError | None, flight: InFlight | None = None, *, good: bool = False
-    ) -> None:
-        """Note that a request to ``server`` is over."""
         with self._lock:
             now = time.monotonic()
-            server.end(now)
-            if flight is not None:
+            server.end(now, asked)
+            if answered:
+                server.answered(asked, now)
+                self._answered = now
+            if error is not None and is_servers_fault(error):
+                self._failed(server, error, now)
+        self._close_finished()
+
+    def _settle(
+        self, server: Server, error: HapiError | None, flight: InFlight | None, *, good: bool = False
+    ) -> None:
+        """Note that a request to ``server`` is over; ``good``: answered, there or by a second one."""
+        with self._lock:
+            now = time.monotonic()
+            server.end(now, None if flight is None else flight.asked)
+            if good and flight is not None:
                 self._stragglers.answered(flight.asked, flight.outstanding(now).waited)
                 if flight.superseded:
                     server.outrun(flight.asked, now)

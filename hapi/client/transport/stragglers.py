@@ -1,7 +1,8 @@
 """Requests that straggle, and the servers that are asked for the same: hedged requests (Dean and Barroso, The Tail at
 Scale, CACM 2013).
 
-A request straggles when it has waited longer than nearly all others did lately. Seconds in which any answer arrives
+A request straggles when it has waited longer than nearly all others did lately, or at once where its server is known to
+need that long: it was sent there to find out whether it has become quick. Seconds in which any answer arrives
 do not count: this side's link delays all servers' answers, and a second one would only delay them more. Another server
 is asked when its answer is expected well before, and as long as few are asked in all.
 
@@ -17,8 +18,8 @@ from typing import TypeVar
 
 from hapi.client.transport.server_choice import Asked, ServerLoad
 
-EXTRA_SHARE, FIRST_EXTRA = 0.02, 2
-"""Requests that may be sent twice, as a share of all, and at the beginning: from the hundredth request on, no more than
+EXTRA_SHARE, FIRST_EXTRA = 0.02, 1
+"""Requests that may be sent twice, as a share of all, and at the beginning: from the fiftieth request on, no more than
 the share."""
 QUANTILE = 0.95
 """Share of the last answers that waited less than a straggler: that of The Tail at Scale."""
@@ -72,8 +73,15 @@ class Stragglers:
             self._waits[asked.kind].append(waited / asked.samples)
             self._usual.pop(asked.kind, None)
 
+    def straggles_from(self, asked: Asked, server: ServerLoad) -> float | None:
+        """Return the seconds of waiting from which on a request straggles at ``server``; None: not known yet."""
+        usual, known = self.longest_usual(asked), server.sample_seconds(asked.kind)
+        if usual is not None and known is not None and known * asked.samples * asked.in_flight > usual:
+            return 0.0
+        return usual
+
     def longest_usual(self, asked: Asked) -> float | None:
-        """Return the seconds from which on a request straggles; None: not known yet."""
+        """Return the seconds that nearly all requests waited at most; None: not known yet."""
         waits = self._waits[asked.kind]
         if len(waits) < ENOUGH_ANSWERS:
             return None
@@ -92,13 +100,13 @@ class Stragglers:
             others: servers that could answer it.
             now: monotonic time.
         """
-        usual, kind = self.longest_usual(request.asked), request.asked.kind
-        if usual is None or request.waited < usual or not request.missing:
+        begins, kind = self.straggles_from(request.asked, server), request.asked.kind
+        if begins is None or request.waited < begins or not request.missing:
             return None
         if self.extra + 1 > max(FIRST_EXTRA, EXTRA_SHARE * self.sent):
             return None
         expected = {
-            id(other): known * request.missing * (other.in_flight + 1)
+            id(other): max(known, other.overdue_seconds(kind, now)) * request.missing * (other.in_flight + 1)
             for other in others
             if (known := other.sample_seconds(kind)) is not None
         }

@@ -90,6 +90,11 @@ class KnownServers:
         """Where the servers that were never asked begin: in the list, and in the order of the providers."""
         self._chosen = 0
 
+    @property
+    def count(self) -> int:
+        """Number of servers."""
+        return len(self._listed.servers)
+
     def choose(self, split: int, tried: Collection[int], now: float) -> KnownServer | None:
         """Return the server that is expected to answer first, with a request counted; None when none is well.
 
@@ -98,7 +103,7 @@ class KnownServers:
             tried: numbers of the servers that failed it.
             now: present time.
         """
-        several = len(self._listed.servers) > 1  # the only one is asked by requests themselves
+        several = self.count > 1  # the only one is asked by requests themselves
         present = [known for known in self._asked.values() if not several or known.is_there(now)]
         well = [known for known in present if known.well_at <= now]
         fresh = [known for known in well if known.number not in tried] if tried else well
@@ -108,12 +113,16 @@ class KnownServers:
         fresh = fresh or well
         if not fresh:
             return None
-        best = soonest(fresh, split, now, self._chosen)
-        # The client takes the first of its list where nothing else tells them apart.
-        chosen = min(best, key=lambda k: (k.in_flight, k.place if split else 0, k.number))
+        chosen = self.best(fresh, split, now)
         self._asked[chosen.number] = chosen
         self.begin(chosen)
         return chosen
+
+    def best(self, servers: Sequence[KnownServer], split: int, now: float) -> KnownServer:
+        """Return the one of ``servers`` that is expected to answer first, as the client chooses."""
+        soon = soonest(servers, split, now, self._chosen)
+        # The client takes the first of its list where nothing else tells them apart.
+        return min(soon, key=lambda k: (k.until_free, k.place if split else 0, k.number))
 
     def begin(self, known: KnownServer) -> None:
         """Count a request to a server that was asked before, or is asked now."""

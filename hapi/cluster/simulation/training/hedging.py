@@ -110,11 +110,11 @@ class SimulatedHedging:
         return Outstanding(flight.asked, flight.part.missing, waited)
 
     def _watch(self, flight: Flight) -> None:
-        usual = self._stragglers.longest_usual(flight.asked)
-        if usual is None:
+        begins = self._stragglers.straggles_from(flight.asked, flight.known)
+        if begins is None:
             self._unknown.append(flight)
         else:
-            self._wake(flight, usual - self._outstanding(flight).waited)
+            self._wake(flight, begins - self._outstanding(flight).waited)
 
     def _wake(self, flight: Flight, seconds: float) -> None:
         timer = self._env.timeout(max(SHORTEST_PAUSE, seconds))
@@ -123,11 +123,12 @@ class SimulatedHedging:
     def _consider(self, flight: Flight) -> None:
         """Send a request to a second server if it straggles, else look again when it might."""
         usual = self._stragglers.longest_usual(flight.asked)
-        if flight.over or usual is None:
+        begins = self._stragglers.straggles_from(flight.asked, flight.known)
+        if flight.over or usual is None or begins is None:
             return
         outstanding, now = self._outstanding(flight), self._env.now
-        if outstanding.waited < usual:
-            self._wake(flight, usual - outstanding.waited)
+        if outstanding.waited < begins:
+            self._wake(flight, begins - outstanding.waited)
             return
         others = self._known.others(flight.known, now)
         found = self._stragglers.rescuer(outstanding, flight.known, others, now)

@@ -21,7 +21,7 @@ from hapi.client.transport.server_choice import Asked
 from hapi.cluster.simulation.costs import SplitCosts
 from hapi.cluster.simulation.network import Network, Transfer
 from hapi.cluster.simulation.server import SimulatedRequest, Steps
-from hapi.cluster.simulation.training.choice import KnownServer, KnownServers, ServerList
+from hapi.cluster.simulation.training.choice import KnownServer, KnownServers
 from hapi.cluster.simulation.training.hedging import Flight, Rescue, SimulatedHedging
 from hapi.cluster.simulation.training.incoming import IncomingLink
 from hapi.cluster.simulation.training.planning import Splits
@@ -120,30 +120,32 @@ class Requests:
         self,
         env: simpy.Environment,
         work: Work,
-        servers: ServerList,
+        servers: KnownServers,
         splits: Splits,
         taker: Taker,
         sender: Sender,
         *,
         network: Network,
         rng: random.Random,
+        hedged: bool = True,
     ) -> None:
         """Send none yet.
 
         Args:
             env: simulated time.
             work: the trainer's kind.
-            servers: those that it knows.
+            servers: chooses among those that it knows.
             splits: told of each answer.
             taker: takes what has come.
             sender: the trainer, as servers know it.
             network: of the fleet.
             rng: the trainer's own chance.
+            hedged: whether stragglers' requests are sent to a second server, as the client does.
         """
         self._env, self._work, self._splits, self._taker, self._rng = env, work, splits, taker, rng
-        self._sender, self._several = sender, len(servers.servers) > 1
-        self._known = KnownServers(servers)
-        self._link = IncomingLink(env, network, len(servers.servers), self.send)
+        self._sender, self._hedged = sender, hedged and servers.count > 1
+        self._known = servers
+        self._link = IncomingLink(env, network, servers.count, self.send)
         self._hedging = SimulatedHedging(env, self._known, self._link.arriving_seconds)
         self._slices: deque[tuple[SimulatedBatch, int]] = deque()
         self._in_flight = 0
@@ -211,7 +213,7 @@ class Requests:
         env, split = self._env, part.batch.split
         asked, request = known.asked(split, part.missing, env.now), self._request(part, part)
         flight: Flight | None = None
-        if self._several and split and part.process is not None:  # stored samples are never asked for twice
+        if self._hedged and split and part.process is not None:  # stored samples are never asked for twice
             send = partial(self._send_second, part)
             flight = self._hedging.begin(part, known, asked, part.process, send)
         error: HapiError | None = None
@@ -222,7 +224,7 @@ class Requests:
         except simpy.Interrupt:  # on the way: the second server was faster
             pass
         rescue = None if flight is None else flight.rescue
-        known.end(env.now)
+        known.end(env.now, asked)
         if flight is not None:
             self._hedging.end(flight, answered=rescue is not None or error is None)
         if rescue is not None:
@@ -284,12 +286,12 @@ class Requests:
         try:
             yield from self._answer(known, request)
         except (HapiError, simpy.Interrupt) as problem:
-            known.end(self._env.now)
+            known.end(self._env.now, asked)
             if not flight.over and isinstance(problem, HapiError):
                 known.failed(problem, self._env.now, self._rng.uniform(0.75, 1.25))
             self._taker.counts.extra_bytes += answer.nbytes
             return
-        known.end(self._env.now)
+        known.end(self._env.now, asked)
         known.answered(asked, self._env.now)
         if not self._hedging.win(flight, Rescue(request, asked, answer.nbytes)):
             self._taker.counts.extra_bytes += answer.nbytes

@@ -16,7 +16,7 @@ import simpy
 from hapi.cluster.simulation.network import Network
 from hapi.cluster.simulation.processors import Processors
 from hapi.cluster.simulation.server import Steps
-from hapi.cluster.simulation.training.choice import ServerList
+from hapi.cluster.simulation.training.choice import KnownServers, ServerList
 from hapi.cluster.simulation.training.planning import BatchCost, Splits
 from hapi.cluster.simulation.training.requests import Requests, Sender, SimulatedBatch, TrainerCounts, Work
 
@@ -55,7 +55,9 @@ class SimulatedTrainer:
         self.split = -1
         """That of the newest batch; -1 before the first."""
         self._env, self._rng, self._processors = env, rng, processors
-        self._requests = Requests(env, work, servers, splits, self, sender, network=network, rng=rng)
+        self._requests = Requests(
+            env, work, KnownServers(servers), splits, self, sender, network=network, rng=rng
+        )
         self._live: deque[SimulatedBatch] = deque()
         self._opened = 0
         self._waits_since: float | None = None
