@@ -53,6 +53,11 @@ class Lifetime:
                 self._failed = True
                 raise
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is open, and nothing went wrong."""
+        return not self._closed and not self._failed
+
     def has_recovered(self) -> None:
         """Note a whole step: what went wrong before it, and was caught, leaves nothing to go on from."""
         self._failed = False

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi.errors import UsageError
+from hapi.errors import HapiError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.device_staging import staging_for
 from hapi.offload.engine import Engine, Traffic
 from hapi.offload.lifetime import Lifetime
+from hapi.offload.loop.admission import check_gradient
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.fixed import FixedOptimizer
 from hapi.offload.loop.hooks import attach, is_alone
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.loop.pending import PendingGradients
-from hapi.offload.loop.speculation import Speculation
+from hapi.offload.loop.speculation import Speculation, check_untouched
 from hapi.offload.loop.verdict import StepWatch, resumed
-from hapi.offload.parameters import TrainedParameter, check_untouched
+from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.records import Records
 from hapi.offload.shards import Shards
@@ -67,7 +68,7 @@ class OffloadedOptimizer(FixedOptimizer):
         resumes: bool = True,
     ) -> None:
         """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        super().__init__(optimizer)
         self._parameters, self._layout, self._store = list(parameters), layout, store
         self._small, self._mode, self._where = small, mode, where
         self._staging = staging_for(self._parameters, layout)
@@ -103,7 +104,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._take_over(optimizer)
         if self._is_alone:
             self._lifetime.handles += attach(
-                model, self._parameters, self._on_gradient, self._give_values_back
+                model, self._parameters, self._on_gradient, self._ahead.pieces, self._give_values_back
             )
         for known in self._parameters:
             known.kept, known.on_change = self._kept, self._ahead.undo
@@ -216,8 +217,16 @@ class OffloadedOptimizer(FixedOptimizer):
         self.close(remove=error is None)
 
     def close(self, *, remove: bool = True) -> None:
-        """Finish the last commit and end; the files are removed, or kept for a next process."""
+        """Finish the last commit and end; the files are removed, or kept for a next process.
+
+        A step that was computed ahead and not taken leaves the values before it.
+        """
         self._activations.close()
+        if self._lifetime.is_sound:
+            try:
+                self._give_values_back()
+            except HapiError as error:
+                log.warning("%s", error)
         self._lifetime.close(remove=remove)
 
     # -- hooks -----------------------------------------------------------------------------------------------
@@ -231,10 +240,7 @@ class OffloadedOptimizer(FixedOptimizer):
             gradient = known.own_gradient()
             if gradient is None:
                 return
-            if gradient.layout != torch.strided:
-                raise UsageError(
-                    f"{known.name} has sparse gradients, which cannot be offloaded: give sparse=False"
-                )
+            check_gradient(known.name, known.parameter, gradient)
             if known.find_change():
                 self._expected.forbid()
             if known.is_aside:
@@ -244,11 +250,12 @@ class OffloadedOptimizer(FixedOptimizer):
             elif not known.has_gradient or gradient is not known.offloaded:
                 if known.has_moved:
                     self._expected.forbid()
-                if known.is_submitted:
-                    self._ahead.undo()
+                known.refuse_late_pass()
                 known.take(gradient)
                 known.parameter.grad = known.offloaded
             del gradient
+            if known.is_spent:
+                return
             known.watch.note_gradient()
             known.note_stream()
             known.passes += 1
@@ -312,6 +319,7 @@ class OffloadedOptimizer(FixedOptimizer):
         for known in self._parameters:
             known.is_submitted = known.takes_memory = known.is_added_to = False
             known.norm_wanted = known.was_touched = False
+            known.is_carried = known.has_gradient
             known.pieces_left = len(known.pieces)
             known.passes = 0
         order = self._expected.order if self._expected.is_on else ()
@@ -330,7 +338,9 @@ class OffloadedOptimizer(FixedOptimizer):
                 known.drop()
             if gradient is None:
                 continue
+            known.check_kept()
             if not known.has_gradient:
+                check_gradient(known.name, known.parameter, gradient)
                 known.take(gradient)
                 if self._is_alone:
                     known.parameter.grad = known.offloaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,12 +10,19 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
+from hapi.offload.loop.admission import check_parameter
 from hapi.offload.loop.gradients import GradientChange, OffloadedGradient, own_gradient
 from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
-from hapi.offload.loop.values import ValueWatch, bytes_of, flat_view, laid_out
+from hapi.offload.loop.values import (
+    ValueWatch,
+    bytes_of,
+    flat_view,
+    form_of,
+    in_words,
+    laid_out,
+    norm_of,
+)
 from hapi.offload.pieces import ParameterSize
-
-TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -56,6 +63,8 @@ class TrainedParameter:
     """Whether pieces of it were handed to the engine before the step."""
     is_lent: bool = False
     """Whether the gradient is consumed by work that was begun, and not kept."""
+    is_carried: bool = False
+    """Whether the gradient is that of a step that was taken, and the loop has not dropped it since."""
     is_added_to: bool = False
     """Whether a further pass is expected to add to what the next one adds: its gradient stays in the store then."""
     is_aside: bool = False
@@ -77,24 +86,9 @@ class TrainedParameter:
 
     def __post_init__(self) -> None:
         """Look at the parameter's form; UsageError for one that cannot be offloaded."""
-        parameter = self.parameter
-        if parameter.dtype not in TRAINED_TYPES:
-            raise UsageError(
-                f"{self.name} is {str(parameter.dtype).removeprefix('torch.')}: offloaded training takes parameters in "
-                "float32, bfloat16 or float16"
-            )
-        if parameter.is_meta:
-            raise UsageError(
-                f"{self.name} is on the device meta: give it values before hapi.offload_training"
-            )
-        strides = parameter.stride()
-        order = sorted(range(parameter.dim()), key=lambda axis: (-strides[axis], axis))
-        if not parameter.detach().permute(order).is_contiguous():
-            raise UsageError(
-                f"{self.name} does not own its memory (an expanded or strided view): make it contiguous first"
-            )
-        self.version, self.watch = parameter._version, ValueWatch(parameter)
-        self._form = parameter.shape, parameter.dtype, parameter.device
+        check_parameter(self.name, self.parameter)
+        self.version, self.watch = self.parameter._version, ValueWatch(self.parameter)
+        self._form = form_of(self.parameter)
 
     @property
     def size(self) -> ParameterSize:
@@ -123,11 +117,11 @@ class TrainedParameter:
 
     def check_form(self) -> None:
         """Raise UsageError unless it has the form that its states were made for."""
-        (shape, dtype, device), parameter = self._form, self.parameter
-        if (parameter.shape, parameter.dtype, parameter.device) != self._form:
+        found = form_of(self.parameter)
+        if found != self._form:
             raise UsageError(
-                f"{self.name} is {tuple(parameter.shape)} in {parameter.dtype} on {parameter.device} now, and was "
-                f"{tuple(shape)} in {dtype} on {device}: change a model before hapi.offload_training"
+                f"{self.name} is {in_words(*found)} now, and was {in_words(*self._form)}: change a model before "
+                "hapi.offload_training"
             )
 
     def settle(self) -> None:
@@ -179,6 +173,16 @@ class TrainedParameter:
         return self._offloaded is not None and self.parameter.grad is self._offloaded
 
     @property
+    def is_spent(self) -> bool:
+        """Whether a step took the gradient, which was not kept: what is added to it before it is dropped is lost."""
+        return self.is_carried and self.is_lent
+
+    def check_kept(self) -> None:
+        """Raise GradientGoneError for a step of a gradient that the step before took."""
+        if self.is_spent:
+            raise self._gone()
+
+    @property
     def bytes_in_memory(self) -> int:
         """Bytes of its gradient in memory."""
         return 0 if self._gradient is None else self._gradient.nbytes
@@ -220,7 +224,7 @@ class TrainedParameter:
         if self._offloaded is not None:
             self._offloaded.drop(self.name)
         self._gradient, self._is_stored, self._norm, self._offloaded = None, False, None, None
-        self.is_lent = False
+        self.is_lent = self.is_carried = False
         self.changes.clear()
         self.passes = 0
 
@@ -303,6 +307,9 @@ class TrainedParameter:
             is_own: whether its memory is this parameter's from now on. A gradient in the store is then added to it, so
                 that the memory never holds both.
         """
+        if self.is_spent:
+            return
+        self.refuse_late_pass()
         self._tell()
         added = laid_out(gradient, self.parameter)
         is_away = self._is_stored and self._gradient is None and not self.is_lent
@@ -330,6 +337,16 @@ class TrainedParameter:
         for change in self.changes:
             change.apply(values)
         return values
+
+    def refuse_late_pass(self) -> None:
+        """Raise UsageError in a backward pass that nobody expected, of values that may be the next step's."""
+        if self.is_submitted and torch._C._current_graph_task_id() >= 0:
+            raise UsageError(
+                f"{self.name} got a further gradient after its update was computed ahead, from a forward pass before "
+                "that, or from values that were read outside of the model's modules: the loop did not do so in its "
+                'first steps; the last step is committed, a next run on this folder goes on from it, and mode="serial" '
+                "computes updates after backward"
+            )
 
     def _tell(self) -> None:
         if self.is_submitted:
@@ -373,26 +390,3 @@ class TrainedParameter:
     def _span(self, start: int, stop: int) -> GradientSpan:
         size = self.parameter.itemsize
         return GradientSpan(self.gradient_at + start * size, (stop - start) * size)
-
-
-def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
-    """Look, while the engine has no work, for parameters that somebody else changed since their last step.
-
-    Raises:
-        UsageError: one was changed after backward had given it new values, or has another type or device.
-    """
-    for known in parameters:
-        known.check_form()
-        known.takes_memory = known.is_foreign
-        if known.writes and known.is_foreign:
-            raise UsageError(
-                f"{known.name} was changed in place between backward and step; change parameters after step()"
-            )
-
-
-def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a 2-norm as ``clip_grad_norm_`` computes it by default: a GPU's operator adds in another order."""
-    if gradient.is_cuda:
-        return torch._foreach_norm([gradient], 2.0)[0]
-    norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2.0)
-    return norm

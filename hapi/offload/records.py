@@ -16,7 +16,7 @@ from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, Segment
 from hapi.offload.shards import Shards
 from hapi.offload.states.base import StateStore, buffer_of
-from hapi.offload.updates import master_of, states_of
+from hapi.offload.updates import check_before, master_of, states_of
 
 MASTER = "master"
 """State of a half-precision parameter in :meth:`OffloadedOptimizer.state_dict`: its fp32 values."""
@@ -57,7 +57,10 @@ class Records:
             for segment in self._layout.pieces[number].segments:
                 known = self._parameters[segment.parameter]
                 if wanted(known):
-                    known.flat[segment.start : segment.stop].copy_(master_of(segment, record))
+                    master = master_of(segment, record)
+                    if not are_new:
+                        check_before(known, segment, master)
+                    known.flat[segment.start : segment.stop].copy_(master)
 
     def gradient_spans(self, numbers: Iterable[int]) -> Iterator[GradientSpan]:
         """Yield where kept gradients of these pieces lie."""

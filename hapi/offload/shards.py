@@ -36,7 +36,13 @@ def agree_on_step(model: nn.Module, store: StateStore) -> None:
     if shares_of(model)[1] == 1:
         return
     committed = store.committed
-    steps = smallest(model, 0 if committed is None else committed.steps)
+    own = 0 if committed is None else committed.steps
+    steps, highest = smallest(model, own), -smallest(model, -own)
+    if not steps and highest > 1:  # ranks are never more than one step apart
+        raise UsageError(
+            f"a rank's offload folder holds step {highest}, and another rank's none: the run before ended, or that "
+            "folder was removed; remove them all to begin anew"
+        )
     if not store.go_back(steps):
         raise UsageError(
             f"a rank's offload folder does not hold step {steps}, as another one does; remove them all"

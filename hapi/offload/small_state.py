@@ -9,10 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from hapi.offload.loop.hooks import is_followed
 from hapi.offload.states.group_options import Groups, options_room, pack_options, restore_options
 
 log = logging.getLogger("hapi.offload")
+
+
+_SAMPLE = 64
+"""Elements of a parameter that another one trains, which are looked at."""
 
 
 class _Buffer(NamedTuple):
@@ -42,6 +48,13 @@ class SmallState:
         self._buffers = list(_persistent_buffers(model))
         devices = {parameter.device for parameter in model.parameters()}
         self._device = next((device for device in devices if device.type == "cuda"), None)
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        self._others = {
+            name: (parameter, _mark(parameter))
+            for name, parameter in model.named_parameters()
+            if id(parameter) not in trained
+        }
+        """Parameters that this optimiser does not train, as they were."""
         self._lacking: set[str] = set()
         """Names of buffers that are not kept, as was said."""
         self.nbytes = len(self.capture(groups))
@@ -49,6 +62,7 @@ class SmallState:
 
     def capture(self, groups: Groups) -> bytes:
         """Return the state as it is now."""
+        self._look_at_others()
         tensors = [torch.get_rng_state()]
         if self._device is not None:
             tensors.append(torch.cuda.get_rng_state(self._device))
@@ -75,6 +89,19 @@ class SmallState:
             )
         return is_scheduled
 
+    def _look_at_others(self) -> None:
+        """Warn of parameters that somebody changes, as an average of weights: a commit does not have them."""
+        changed = [name for name, (other, mark) in self._others.items() if _mark(other) != mark]
+        changed = [name for name in changed if not is_followed(self._others[name][0])]
+        if changed:
+            self._others.clear()
+            log.warning(
+                "%s changes, and is not trained by this optimizer (%d parameters in all): a run that goes on after a "
+                "kill begins with its first values; keep it in a checkpoint of your own",
+                changed[0],
+                len(changed),
+            )
+
     def _capture(self, buffer: _Buffer) -> bytes:
         """A buffer's bytes after one that says whether they count."""
         found = buffer.tensor()
@@ -98,6 +125,14 @@ def _persistent_buffers(model: nn.Module) -> Iterator[_Buffer]:
             path, _, leaf = name.rpartition(".")
             owner = model.get_submodule(path)
             yield _Buffer(name, owner, leaf, buffer.shape, buffer.dtype, buffer.nbytes)
+
+
+def _mark(parameter: torch.Tensor) -> tuple[int, int, bytes]:
+    """What changes with a parameter's values, as far as it is cheap: on a GPU a look at them would wait."""
+    if is_lazy(parameter):
+        return 0, 0, b""
+    first = parameter.detach().flatten()[:_SAMPLE] if parameter.is_contiguous() else parameter.detach()[:0]
+    return parameter._version, parameter.data_ptr(), _bytes(first) if parameter.is_cpu else b""
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

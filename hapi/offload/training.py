@@ -17,9 +17,11 @@ from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
 from hapi.offload.activations.offload import ActivationOffload, check_policy
 from hapi.offload.layer_memory import GradientRoom
+from hapi.offload.loop.admission import check_memory, check_optimizer
 from hapi.offload.loop.fixed import refuse_steps
 from hapi.offload.loop.hooks import check_not_followed
 from hapi.offload.loop.notices import notice
+from hapi.offload.loop.values import form_of
 from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.optimizer import MODES, OffloadedOptimizer
 from hapi.offload.parameters import TrainedParameter
@@ -31,7 +33,7 @@ from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.states.folder import NAME, holds, rank_folder
 from hapi.offload.states.host import HostStates
-from hapi.offload.updates import check_optimizer, options_of, state_names
+from hapi.offload.updates import options_of, state_names
 from hapi.paths import user_path
 from hapi.process.mapped_files import give_back_file_pages
 from hapi.profiler.offload_costs import PENDING_BYTES, OffloadedMemory, keeps_gradients
@@ -181,13 +183,14 @@ def offload_states(
     gradients = _gradient_room(taken)
     left = max(_memory_left(room, parameters, folders, taken), _LEAST_BYTES + gradients.waiting)
     swapped = ActivationOffload(model, left, folders, activations, traffic=traffic, gradients=gradients)
-    refuse_steps(optimizer)
     give_back_file_pages()
-    return OffloadedOptimizer(
+    made = OffloadedOptimizer(
         optimizer, model, parameters, layout, store, small, mode=mode, keep_gradients=keep_gradients,
         where=_named(folders), activations=swapped.install(), resumes=resumes and bool(folders),
         watch=lambda traffic: StepWatch(traffic, seconds, say),
     )  # fmt: skip
+    refuse_steps(optimizer)
+    return made
 
 
 def _named(folders: Sequence[Path]) -> str:
@@ -328,6 +331,7 @@ def _make(
         )
         at += parameter.nbytes
         parameters.append(known)
+    check_memory((known.name, known.parameter) for known in parameters)
     check_not_followed(parameters)
     rank, ranks = shares_of(model)
     layout = plan_pieces([known.size for known in parameters], max(len(folders), 1), rank=rank, ranks=ranks)
@@ -373,6 +377,7 @@ def _signature(model: nn.Module, optimizer: torch.optim.Optimizer, small: SmallS
     facts: list[Any] = [type(optimizer).__name__, small.nbytes, shares_of(model)[1]]
     kept = _kept(optimizer)
     for name, group, parameter in _with_names(model, optimizer):
-        form = [list(parameter.shape), str(parameter.dtype), list(kept[group])]
+        shape, strides, dtype, _ = form_of(parameter)
+        form = [list(shape), list(strides), str(dtype), list(kept[group])]
         facts.append([name, group, *form])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -17,8 +17,6 @@ from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Segment, StatePiece
 from hapi.offload.states.queues import Loaded
 
-ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimisers whose step on a part of a tensor is that part of the step on the whole."""
 CACHED_ELEMENTS = 3 << 14
 """Elements that one thread computes together: they stay in a cache, and what is made beside them (192 KiB) is below
 what :func:`hapi.allocator.give_back_large_blocks` gives back, page by page, each time."""
@@ -28,17 +26,6 @@ these took the least processor time, with one thread and with two."""
 
 _FP32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 """Form of what is made here, whatever default type and device a script has set."""
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimiser that cannot be offloaded exactly."""
-    if type(optimizer) not in ELEMENTWISE:
-        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        raise UsageError(f"{type(optimizer).__name__} cannot be offloaded: take one of torch's {names}")
-    for group in optimizer.param_groups:
-        for option in ("differentiable", "capturable"):
-            if group.get(option):
-                raise UsageError(f"an optimizer with {option}=True cannot be offloaded: leave it out")
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +101,11 @@ class PieceUpdate:
                     master.copy_(own)
                 continue
             values, copies = self._values(known, piece, segment, master, own)
-            source = master if is_recorded else own
+            source = self._source(known, segment, master, own, is_recorded=is_recorded)
             if not _is_same(values, source):
                 values.copy_(source)
+            if known.is_master and self.expected is not None:
+                known.watch.note_before(segment.start, values)
             options, gradient = self.options[known.group], self._gradient(known, piece, segment)
             states = states_of(segment, loaded.record)
             if self._plain.takes(options):
@@ -131,6 +120,27 @@ class PieceUpdate:
                 torch.autograd.graph.increment_version(known.parameter)
             for copy in copies:
                 copy.copy_(values)
+
+    def _source(
+        self,
+        known: TrainedParameter,
+        segment: Segment,
+        master: torch.Tensor,
+        own: torch.Tensor,
+        *,
+        is_recorded: bool,
+    ) -> torch.Tensor:
+        """Return a segment's values before the step: those in memory, or the record's where these are not there."""
+        if not is_recorded:
+            return own
+        if known.watch.is_noted(segment.start):
+            check_before(known, segment, master)
+            return master
+        if known.is_master:
+            return own
+        is_alike = not own.is_cpu or torch.equal(master.to(own.dtype), own)
+        known.watch.note_before(segment.start, master if is_alike else None)
+        return master if is_alike else own
 
     def _gradient(self, known: TrainedParameter, piece: StatePiece, segment: Segment) -> torch.Tensor:
         """A segment's gradient after the loop's changes, in the parameter's type; not to be changed."""
@@ -177,6 +187,19 @@ def _parts(
         kept = {name: state[span] for name, state in zip(known.state_names, states, strict=True)}
         parts.append(_Part(parameter, options, kept, known.steps, known.counts_steps))
     return parts
+
+
+def check_before(known: TrainedParameter, segment: Segment, master: torch.Tensor) -> None:
+    """Raise UsageError unless a segment's recorded values are those that its step was computed from.
+
+    Somebody changed them otherwise as no version tells: the step cannot be undone.
+    """
+    if not known.watch.were(segment.start, master):
+        raise UsageError(
+            f"{known.name} was changed through .data before a step that has to be computed again: change parameters "
+            'under torch.no_grad(), or give mode="serial"; the last step is committed, and a next run on this folder '
+            "goes on from it"
+        )
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
+from hapi.errors import UsageError
+from hapi.offload import shards
+from hapi.offload.states.base import Commit
 
 TESTS = Path(__file__).parents[1]
 TRAINER = """
@@ -78,3 +83,31 @@ def test_two_processes_share_the_states_and_survive_a_kill(tmp_path: Path) -> No
     for number, state in states["state"].items():  # type: ignore[attr-defined]
         assert all(torch.equal(value, offloaded["state"][number][name]) for name, value in state.items())  # type: ignore[index]
     assert not list((tmp_path / "states").rglob("hapi-offload"))
+
+
+class Kept:
+    """A rank's states of a step."""
+
+    def __init__(self, steps: int) -> None:
+        self.committed = Commit(steps, steps, b"", (), b"")
+        self.gone_back: list[int] = []
+
+    def go_back(self, steps: int) -> bool:
+        self.gone_back.append(steps)
+        return True
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_rank_whose_states_another_one_lacks_does_not_begin_anew_without_a_word(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has ended in order, and removed its files; the other was killed. A step apart is no end."""
+    monkeypatch.setattr(shards, "shares_of", lambda model: (0, 2))
+    monkeypatch.setattr(shards, "smallest", lambda model, value: min(value, 0))
+    kept = Kept(steps)
+    if steps == 1:
+        shards.agree_on_step(nn.Linear(1, 1), kept)  # type: ignore[arg-type]
+        assert kept.gone_back == [0]
+        return
+    with pytest.raises(UsageError, match=r"folder holds step 5, and another rank's none: .*remove them all"):
+        shards.agree_on_step(nn.Linear(1, 1), kept)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class Expectation:
         """Whether gradients are kept until the step."""
         self._learns = keep_gradients is None
         self._steps = 0
-        self._was_touched = False
+        self._was_touched = self._is_carried = False
         self._arrived: list[int] = []
         self.arrivals: list[int] = []
         """Parameters in the order in which a backward pass gives them gradients."""
@@ -115,13 +115,22 @@ class Expectation:
         self.is_on = self._may_be_on and is_alike and changes == self.changes
         self.changes = changes if is_alike else ()
         passes = max(known.passes for known in active)
-        surprises = was_redone or 0 < self.passes < passes
+        numbers = {known.number for known in active}
+        surprises = was_redone or 0 < self.passes < passes or bool(self.active and self.active != numbers)
         self._recent.append(passes)
         self.norms = any(known.norm_wanted for known in active)
-        self.active = {known.number for known in active}
+        self.active = numbers
         if self._learns:
             self._steps += 1
-            self._was_touched = self._was_touched or surprises or any(known.was_touched for known in active)
+            is_carried = any(known.is_carried for known in active)
+            if is_carried and not self._is_carried:
+                self._is_carried = True
+                log.warning(
+                    "steps are taken with gradients of steps before, which a kill loses: a run that goes on after one "
+                    "begins without them"
+                )
+            was_touched = is_carried or any(known.was_touched for known in active)
+            self._was_touched = self._was_touched or surprises or was_touched
             self.keeps = self._was_touched or self._steps < LEARNING_STEPS
         if len(arrived) == len(self.order):
             self.order = arrived

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +25,14 @@ class BoundToModel:
         )
 
 
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 _KEEPING = ("momentum", "amsgrad")
 """Options that say which states an optimiser keeps."""
 
@@ -34,14 +43,23 @@ class FixedOptimizer(torch.optim.Optimizer):
 
     _is_fixed = False
 
-    def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
-        """Begin with these parameter groups, and torch's defaults of their options."""
-        super().__init__(groups, defaults)
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the parameter groups of an optimiser, torch's defaults of their options, and its hooks."""
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        for name in _HOOKS:  # a user's handle removes a hook from the dict that it was put into
+            setattr(self, name, getattr(optimizer, name))
+            setattr(optimizer, name, OrderedDict())
         self._is_fixed = True
         self._states_kept = [self._keeping(group) for group in self.param_groups]
+        self._members = self._grouped()
 
     def check_options(self) -> None:
-        """Raise UsageError where an option asks for other states than there is room for."""
+        """Raise UsageError where groups have other parameters, or options that ask for other states, than at first."""
+        if self._grouped() != self._members:
+            raise UsageError(
+                "the parameters in optimizer.param_groups are not those of the beginning: leave them there, and freeze "
+                "with requires_grad_(False)"
+            )
         for kept, group in zip(self._states_kept, self.param_groups, strict=True):
             for name, is_on in self._keeping(group).items():
                 if is_on != kept[name]:
@@ -49,6 +67,10 @@ class FixedOptimizer(torch.optim.Optimizer):
                         f"{name} was switched {'on' if is_on else 'off'} after room was made for the states: set it "
                         "before hapi.offload_training"
                     )
+
+    def _grouped(self) -> list[list[int]]:
+        """Identities of the parameters of each group."""
+        return [[id(parameter) for parameter in group["params"]] for group in self.param_groups]
 
     @staticmethod
     def _keeping(group: Mapping[str, Any]) -> dict[str, bool]:

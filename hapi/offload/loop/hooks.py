@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ def attach(
     model: nn.Module,
     parameters: Sequence[TrainedParameter],
     on_gradient: Callable[[TrainedParameter], None],
+    ahead: Collection[int],
     before_use: Callable[[], None],
 ) -> list[Any]:
     """Follow a model's passes.
@@ -28,8 +29,9 @@ def attach(
         model: has the parameters, or some of them.
         parameters: trained ones; those that need no gradient now are not followed.
         on_gradient: called each time a gradient was accumulated.
-        before_use: called before a module's forward pass or ``state_dict`` when its parameters take the values of a
-            step that is not taken yet.
+        ahead: pieces that are computed for a step that is not taken yet; none most of the time.
+        before_use: called before a module's forward pass or ``state_dict`` when parameters of it, or of modules in it,
+            take the values of such a step.
 
     Returns:
         Handles; ``remove()`` ends each.
@@ -42,24 +44,29 @@ def attach(
         if not known.keeps_in_memory:
             handles.append(known.parameter.register_hook(_making_way(known)))
     by_identity = {id(known.parameter): known for known in parameters}
-    for module in model.modules():
-        uses_inner = isinstance(module, nn.MultiheadAttention)  # it never calls the layer of its output
-        own = [by_identity.get(id(parameter)) for parameter in module.parameters(recurse=uses_inner)]
-        used = [known for known in own if known is not None]
+    for module in model.modules():  # many read parameters of inner ones, which they do not call
+        found = [by_identity.get(id(parameter)) for parameter in module.parameters()]
+        used = [known for known in found if known is not None]
         if used:
-            hook = _UseHook(module, used, before_use)
-            handles += [module.register_forward_pre_hook(hook), module.register_state_dict_pre_hook(hook)]
+            hook = _UseHook(module, used, ahead, before_use)
+            first = module.register_forward_pre_hook(hook, prepend=True)  # others may read parameters
+            handles += [first, module.register_state_dict_pre_hook(hook)]
     return handles
 
 
 def check_not_followed(parameters: Iterable[TrainedParameter]) -> None:
     """Raise UsageError for a parameter that another offloaded optimizer follows."""
     for known in parameters:
-        hooks = known.parameter._post_accumulate_grad_hooks or {}
-        if any(isinstance(hook, _GradientHook) for hook in hooks.values()):
+        if is_followed(known.parameter):
             raise UsageError(
                 f"{known.name} is trained by another offloaded optimizer: close() that one first, or go on with it"
             )
+
+
+def is_followed(parameter: torch.Tensor) -> bool:
+    """Return whether an offloaded optimizer follows a parameter."""
+    hooks = parameter._post_accumulate_grad_hooks or {}
+    return any(isinstance(hook, _GradientHook) for hook in hooks.values())
 
 
 class _GradientHook:
@@ -77,13 +84,18 @@ class _UseHook(BoundToModel):
     """Gives a module's parameters back the values that they have before the step, when it is used."""
 
     def __init__(
-        self, owner: nn.Module, used: Sequence[TrainedParameter], before_use: Callable[[], None]
+        self,
+        owner: nn.Module,
+        used: Sequence[TrainedParameter],
+        ahead: Collection[int],
+        before_use: Callable[[], None],
     ) -> None:
-        self._owner, self._used, self._before_use = weakref.ref(owner), used, before_use
+        self._owner, self._used, self._ahead = weakref.ref(owner), used, ahead
+        self._before_use = before_use
 
     def __call__(self, module: nn.Module, *args: object) -> None:
         """Look whether values of a step that is not taken yet are in memory; a copy has values of its own."""
-        if module is self._owner() and any(known.is_submitted for known in self._used):
+        if self._ahead and module is self._owner() and any(known.is_submitted for known in self._used):
             self._before_use()
 
 

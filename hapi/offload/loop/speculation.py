@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from hapi.errors import UsageError
 from hapi.offload.engine import Engine
 from hapi.offload.loop.expectation import Expectation
-from hapi.offload.parameters import TrainedParameter, check_untouched
+from hapi.offload.parameters import TrainedParameter
 from hapi.offload.records import Records
 
 
@@ -109,3 +110,18 @@ class Speculation:
         for known in self._parameters:
             known.is_submitted = False
             known.pieces_left = len(known.pieces)
+
+
+def check_untouched(parameters: Iterable[TrainedParameter]) -> None:
+    """Look, while the engine has no work, for parameters that somebody else changed since their last step.
+
+    Raises:
+        UsageError: one was changed after backward had given it new values, or has another type or device.
+    """
+    for known in parameters:
+        known.check_form()
+        known.takes_memory = known.is_foreign
+        if known.writes and known.is_foreign:
+            raise UsageError(
+                f"{known.name} was changed in place between backward and step; change parameters after step()"
+            )

@@ -32,6 +32,8 @@ class ValueWatch:
         """Their bytes, [elements, bytes of one]: no operator is needed to see them."""
         self._mark: tuple[int, int] | None = None
         self._version_at_gradient: int | None = None
+        self._before: dict[int, int | None] = {}
+        """Digests of the values that were computed with ahead of the step, by their first elements."""
         self.settle()
 
     def settle(self) -> None:
@@ -42,6 +44,20 @@ class ValueWatch:
         self._settled += 1
         self._mark = self._seen()
         self._version_at_gradient = None
+        self._before.clear()
+
+    def note_before(self, start: int, values: torch.Tensor | None) -> None:
+        """Remember the values from element ``start`` that new ones are computed from; None for wrong ones."""
+        self._before[start] = None if values is None else xxhash.xxh3_64_intdigest(bytes_of(values).data)
+
+    def is_noted(self, start: int) -> bool:
+        """Return whether new values were computed for those from element ``start``."""
+        return start in self._before
+
+    def were(self, start: int, values: torch.Tensor) -> bool:
+        """Return whether these are the values that were remembered, or none were."""
+        digest = xxhash.xxh3_64_intdigest(bytes_of(values).data)
+        return start not in self._before or self._before[start] == digest
 
     def is_met(self) -> bool:
         """Return whether the values are the expected ones, as far as it looks."""
@@ -64,6 +80,21 @@ class ValueWatch:
         return address, xxhash.xxh3_64_intdigest(self._values[self._span].data)
 
 
+Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""Shape, strides, type and device of a parameter."""
+
+
+def form_of(parameter: torch.Tensor) -> Form:
+    """Return what its states and their order depend on; strides of single elements say nothing."""
+    strides = tuple(step for step, size in zip(parameter.stride(), parameter.shape, strict=True) if size > 1)
+    return parameter.shape, strides, parameter.dtype, parameter.device
+
+
+def in_words(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str:
+    """Say a form, for people."""
+    return f"{tuple(shape)} with strides {strides} in {dtype} on {device}"
+
+
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory, sharing it."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
@@ -80,3 +111,11 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     """Return the bytes of a contiguous tensor on the CPU, shared."""
     found: Bytes = tensor.view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
     return found
+
+
+def norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a 2-norm as ``clip_grad_norm_`` computes it by default: a GPU's operator adds in another order."""
+    if gradient.is_cuda:
+        return torch._foreach_norm([gradient], 2.0)[0]
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2.0)
+    return norm
