@@ -158,6 +158,13 @@ def format_count(count: float) -> str:
     return _scaled(count, 1000, ("", "k", "M", "G", "T"), gap="")
 
 
+def format_money(money: float) -> str:
+    """Money in the currency that prices were given in: ``"12.34"``, ``"0.0123"``."""
+    # Cents; below ten of them three digits, so that two ways that cost little can be told apart.
+    digits = 2 if money >= 0.0995 or money <= 0 else min(9, 2 - math.floor(math.log10(money)))
+    return f"{money:.{digits}f}"
+
+
 def format_duration(seconds: float) -> str:
     """Seconds as a person says them: ``"350 us"``, ``"12.3 ms"``, ``"4.56 s"``, ``"1h 2min"``."""
     if seconds < 0:

@@ -167,6 +167,9 @@ def test_printing() -> None:
     assert units.format_bandwidth(1e9) == "1.00 Gbit/s"
     assert units.format_count(1_500_000) == "1.50M"
     assert units.format_count(999) == "999"
+    assert [units.format_money(money) for money in (1234.5, 0.12, 0.0995, 0.0799, 0.00823, 1e-12, 0)] == [
+        "1234.50", "0.12", "0.10", "0.0799", "0.00823", "0.000000000", "0.00",
+    ]  # fmt: skip
     assert units.format_duration(0.99999) == "1.00 s"
     assert units.format_duration(125) == "2min 5s"
     assert units.format_duration(3725) == "1h 2min"

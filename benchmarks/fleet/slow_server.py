@@ -66,7 +66,7 @@ class Run:
     """Figures of one run."""
 
     seconds: tuple[float, ...]
-    """Of each request, ascending."""
+    """Seconds of each request, ascending."""
     extra: int
     slow: int
     """Requests that were sent to the slow server."""

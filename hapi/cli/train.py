@@ -37,7 +37,7 @@ from hapi.process.telemetry import open_tracer
 from hapi.trace import Tracer
 from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
-from hapi.units import format_bytes, format_count
+from hapi.units import format_bytes, format_count, format_money
 
 if TYPE_CHECKING:
     from hapi.client.joint.ranks import Ranks
@@ -318,7 +318,7 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
     money = sum(e.get("money", 0.0) for e in epochs)
     print_wrapped(
         f"done in {report['seconds']:.1f} s: {format_bytes(received)} over the wire, "
-        f"{f'money {money:.2f}, ' if money else ''}"
+        f"{f'money {format_money(money)}, ' if money else ''}"
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}{'' if share is None else f', accuracy {100 * share:.1f}%'}"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hapi.figures.fields import Fields
 from hapi.figures.markup import escaped, section, table
 from hapi.figures.reuse import mode_name
-from hapi.units import format_bytes, format_duration
+from hapi.units import format_bytes, format_duration, format_money
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,5 +116,5 @@ def _row(part: KeptPart) -> tuple[str, ...]:
         format_bytes(part.written),
         format_duration(part.seconds),
         format_bytes(part.received),
-        "–" if part.money is None else f"{part.money:.4f}",
+        "–" if part.money is None else format_money(part.money),
     )

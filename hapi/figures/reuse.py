@@ -11,7 +11,7 @@ from hapi.figures.fields import Fields
 from hapi.figures.markup import escaped, figure, section, table
 from hapi.profiler.reuse.choice import MODE_NAMES
 from hapi.profiler.reuse.over_epochs import Course
-from hapi.units import format_bytes, format_duration
+from hapi.units import format_bytes, format_duration, format_money
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,7 +193,7 @@ def _row(option: ReuseOption) -> tuple[str, ...]:
         str(cost.split) if cost.later == cost.split else f"{cost.split}, then {cost.later}",
         cost.codec if keeps else "–",
         format_duration(cost.seconds),
-        f"{cost.money:.2f}",
+        format_money(cost.money),
         format_bytes(cost.received),
         format_bytes(cost.on_disk) if keeps else "–",
         f"{cost.kept:.0%}" if keeps else "–",

@@ -213,7 +213,7 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
         str(cost.choice.cut) if cost.choice.mode.startswith("keep") else "-",
         _splits(cost.choice),
         units.format_duration(cost.seconds),
-        *((f"{cost.money:.2f}",) if money else ()),
+        *((units.format_money(cost.money),) if money else ()),
         units.format_bytes(cost.received_bytes),
         units.format_bytes(cost.kept_bytes),
         "-" if cost.fill_seconds is None or not cost.kept_bytes else units.format_duration(cost.fill_seconds),

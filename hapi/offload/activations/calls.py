@@ -55,7 +55,7 @@ def recomputed(layer: nn.Module, original: Any, args: tuple[Any, ...], kwargs: d
 
 
 class LayerState:
-    """What a layer finds in its modules when it is called: attributes, parameters, buffers, training or not.
+    """State of a layer's modules when it is called: attributes, parameters, buffers, training or not.
 
     ``torch.func.functional_call``, spectral norms, counters and ``eval()`` change them between a layer's forward pass
     and backward, in which it is computed again.

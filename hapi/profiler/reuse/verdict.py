@@ -38,7 +38,7 @@ def kept_before(facts: ReuseFacts, choice: Choice) -> float:
 
 
 def _shown(cost: JobCost, objective: Objective) -> str:
-    return f"{cost.money:.2f}" if objective == "money" else units.format_duration(cost.seconds)
+    return units.format_money(cost.money) if objective == "money" else units.format_duration(cost.seconds)
 
 
 def reason_of(
