@@ -118,7 +118,7 @@ def test_memory_that_nothing_fits_says_what_would(capsys: pytest.CaptureFixture[
             "cannot read ''; write it as 64MiB or 1.5GB; expected 1 to 1TiB",
         ),
         (["resnet18", "--input-size", "32", "--freeze", "99"], "--freeze"),
-        (["resnet18", "--input-size", "0"], "--input-size: expected 1 to 65536"),
+        (["resnet18", "--input-size", "0"], "--input-size: expected 1 to 4096"),
         (["resnet18", "--input-size", "9" * 30], "--input-size: '999"),
         (["resnet18", "--input-size", "32", "--blocks", "nope"], "no layer can end at 'nope'"),
         (["no_such_net"], "no_such_net"),

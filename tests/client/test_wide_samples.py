@@ -49,5 +49,5 @@ def test_shapes_that_nothing_has(tmp_path: Path) -> None:
         with pytest.raises(BadRequestError, match=r"^x: "):
             check_shape(shape, "x")
     np.savez(tmp_path / "x.npz", x=np.zeros((1, MAX_SIDE + 1), np.uint8), y=[0])
-    with pytest.raises(UsageError, match=f"samples cannot be packed: .* from 1 to {MAX_SIDE}, got"):
+    with pytest.raises(UsageError, match=f"shape of its samples: .* from 1 to {MAX_SIDE}, got"):
         open_source(str(tmp_path / "x.npz"))

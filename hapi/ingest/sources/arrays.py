@@ -81,7 +81,7 @@ class ArraySource(Source):
         self._samples = samples
         self._moved, shape = _channels_first(samples)
         try:
-            check_shape(list(shape), f"{path}: samples cannot be packed")
+            check_shape(list(shape), f"{path} cannot be packed: shape of its samples")
         except BadRequestError as error:
             raise UsageError(str(error)) from None
         self.layout = SampleLayout(kind="tensor", sample_shape=shape, sample_dtype=samples.dtype.name)

@@ -32,25 +32,27 @@ def recomputed(layer: nn.Module, original: Any, args: tuple[Any, ...], kwargs: d
         kwargs: of it.
     """
     leaves, form = tree_flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if not all(isinstance(leaf, (torch.Tensor, *_UNCHANGING)) for leaf in leaves):
         return original(*args, **kwargs)  # an object that the layer may change, as a cache
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    given = [leaves[place] for place in places]
+    for place in places:
+        leaves[place] = None  # autograd keeps tensors, and they may leave the memory
     state = LayerState(layer)
-    is_second = False
+    first = [(args, kwargs)]
+    """Arguments of the first call, until it is made."""
 
     def computed(*tensors: torch.Tensor) -> Any:
-        nonlocal is_second
-        if not is_second:
-            is_second = True
-            return original(*args, **kwargs)
-        given = list(leaves)
+        if first:
+            own_args, own_kwargs = first.pop()
+            return original(*own_args, **own_kwargs)
+        found = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
-            given[place] = tensor
-        own_args, own_kwargs = tree_unflatten(given, form)
+            found[place] = tensor
+        own_args, own_kwargs = tree_unflatten(found, form)
         with state.restored():
             return original(*own_args, **own_kwargs)
 
-    given = [leaves[place] for place in places]
     return checkpoint(computed, *given, use_reentrant=False, preserve_rng_state=True)
 
 
