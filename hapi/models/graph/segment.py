@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -85,7 +86,7 @@ class Segment(nn.Module):
             # A child reached from outside (for m in segment.modules(): m.train()) must not thaw the front.
             module.training = False
         # A loop of batches may stand in a caller's autocast; frozen layers give the same numbers on both sides.
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             frozen_result: torch.Tensor = self.__dict__["_run_eval"](self.__dict__["_tree"], x)
             return frozen_result
 
