@@ -54,7 +54,8 @@ def state_names(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -
     probe = nn.Parameter(torch.zeros(1, **_FP32))
     probe.grad = torch.zeros(1, **_FP32)
     optimizer: torch.optim.Optimizer = kind([{**options, "params": [probe]}])  # type: ignore[call-arg]
-    optimizer.step()
+    with torch.device("cpu"):  # a loop's default device is not that of the probe's state
+        optimizer.step()
     state = optimizer.state[probe]
     return tuple(name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim())
 
@@ -339,7 +340,8 @@ def _is_exact(kind: type[torch.optim.Optimizer]) -> bool:
     states = [torch.empty_like(values) for _ in range(2)]
     for steps in range(3):
         parameter.grad = torch.randn(values.shape, generator=generator, **_FP32)
-        optimizer.step()
+        with torch.device("cpu"):
+            optimizer.step()
         if not ours.takes(options):
             return False
         ours.step(values, parameter.grad, states, options, steps)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from hapi.errors import ModelError
 from hapi.models.tensors import STORED_NAMES, tensor_bytes
@@ -44,8 +44,19 @@ def raw(path: Path, header: Any, size: int) -> Path:
     return path
 
 
+def is_written(dtype: torch.dtype) -> bool:
+    """Whether the installed library writes the type; older ones know fewer."""
+    try:
+        save({"a": torch.zeros(1).to(dtype)})
+    except KeyError:
+        return False
+    return True
+
+
 def test_every_type_and_shape_of_the_library_is_read(tmp_path: Path) -> None:
-    state = {f"layer.{i}.{str(dtype)[6:]}": torch.arange(7).to(dtype) for i, dtype in enumerate(STORED_NAMES)}
+    types = [dtype for dtype in STORED_NAMES if is_written(dtype)]
+    assert len(types) > 12
+    state = {f"layer.{i}.{str(dtype)[6:]}": torch.arange(7).to(dtype) for i, dtype in enumerate(types)}
     state |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "matrix": torch.randn(33, 17)}
     save_file(state, tmp_path / "all.safetensors", {"format": "pt", "made": "by hand"})
     source = open_source(tmp_path / "all.safetensors")

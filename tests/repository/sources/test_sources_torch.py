@@ -124,7 +124,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
         ({1: torch.zeros(1), "1": torch.ones(1)}, "two of its names are the same"),
         ({"a": torch.zeros(2, dtype=torch.complex128)}, "complex128"),
         ({"__metadata__": torch.zeros(2)}, "no file of tensors can hold the name '__metadata__'; rename"),
-        ({"a": torch.eye(2).to_sparse()}, "cannot be read as tensors"),
+        ({"a": torch.eye(2).to_sparse()}, "cannot be read as tensors|sparse_coo"),  # by the version of torch
         ({"a": torch.zeros(2, device="meta")}, "no bytes of its own"),
         ({"trained": {}, "identity": {}, "progress": {}}, "checkpoint of hapi-train"),
     ],
