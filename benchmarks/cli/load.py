@@ -38,13 +38,13 @@ def _overload(args: argparse.Namespace) -> Outcome:
 
 
 def _stragglers(args: argparse.Namespace) -> Outcome:
-    from benchmarks.fleet.slow_server import simulate_slow_server
+    from benchmarks.fleet.slow_server import REQUESTS, simulate_slow_server
     from benchmarks.load.stragglers import StragglersSettings, measure_stragglers
     from benchmarks.testbed.conditions import conditions
 
     settings = with_given(StragglersSettings(), args, servers="servers", pairs="pairs", requests="requests")
     if args.simulated:
-        found = simulate_slow_server(settings.servers, args.requests or 2000, settings.pairs, tell)
+        found = simulate_slow_server(settings.servers, args.requests or REQUESTS, settings.pairs, tell)
         known = conditions()
         return Outcome(
             table=found.table(), conditions=known, document={**found.to_json(), "conditions": known}
@@ -126,7 +126,7 @@ BENCHMARKS = (
         options=(
             number("--servers", count(2, 16), "", "4"),
             number("--pairs", count(1, 1000), "of runs of each way, with and without the slow one", "5"),
-            number("--requests", count(100, 1 << 20), "of each run (simulated: 2000)", "400"),
+            number("--requests", count(100, 1 << 20), "of each run (default 400, simulated 2000)"),
             switch("--simulated", "in simulated time, by the client's and the scheduler's own code: without noise"),
         ),
         run=_stragglers,

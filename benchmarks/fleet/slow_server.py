@@ -42,6 +42,13 @@ SECONDS = 0.1
 JITTER = 0.1
 """Mean delay of an answer by chance, over these."""
 SLOTS, MAX_QUEUED = 4, 1 << 20
+TIER = TierProfile(
+    device="cpu", decode_seconds=0.0, codec_seconds_per_byte=0.0,
+    to_device_seconds_per_byte=0.0, from_device_seconds_per_byte=0.0,
+)  # fmt: skip
+"""Both sides: a request's seconds are :data:`SECONDS` in all."""
+REQUESTS = 2000
+"""Requests of a run, where no other number is given: their 99th percentile is the twentieth longest."""
 LOADS, WINDOW = (0.1, 0.2, 0.3), 16
 """Requests wanted over those that all servers can do, and those that are always under way."""
 
@@ -57,7 +64,7 @@ class Case:
     """Share of the requests before the server becomes slow."""
     servers: int = 4
     window: int = WINDOW
-    requests: int = 2000
+    requests: int = REQUESTS
     slower: float = 10.0
 
 
@@ -207,15 +214,11 @@ class Crowd:
         self._case, self._env, self._straggles = case, simpy.Environment(), straggles
         self._arrivals = random.Random(seed)
         network = Network(self._env)
-        tier = TierProfile(
-            device="cpu", decode_seconds=0.0, codec_seconds_per_byte=0.0,
-            to_device_seconds_per_byte=0.0, from_device_seconds_per_byte=0.0,
-        )  # fmt: skip
         self._servers = [
             SimulatedServer(
                 self._env,
                 f"http://server-{number}:8099",
-                tier=tier,
+                tier=TIER,
                 slots=SLOTS,
                 max_queued=MAX_QUEUED,
                 processors=Processors(self._env, 1.0),
@@ -289,13 +292,10 @@ def _work(in_flight: int) -> Work:
         content="model",
         job=Job(bs=SAMPLES, samples=1 << 20, request_size=SAMPLES, in_flight=in_flight),
         costs=lambda split: costs,
-        tier=TierProfile(
-            device="cpu", decode_seconds=0.0, codec_seconds_per_byte=0.0,
-            to_device_seconds_per_byte=0.0, from_device_seconds_per_byte=0.0,
-        ),
+        tier=TIER,
         frame=SAMPLES,
         request_seconds=0.0,
         jitter=JITTER * SECONDS,
         pause=0.0,
         batches=None,
-    )  # fmt: skip
+    )

@@ -128,7 +128,7 @@ def _persistent_buffers(model: nn.Module) -> Iterator[_Buffer]:
 
 
 def _mark(parameter: torch.Tensor) -> tuple[int, int, bytes]:
-    """What changes with a parameter's values, as far as it is cheap: on a GPU a look at them would wait."""
+    """Marks that change with a parameter's values, as far as it is cheap: on a GPU a look at them would wait."""
     if is_lazy(parameter):
         return 0, 0, b""
     first = parameter.detach().flatten()[:_SAMPLE] if parameter.is_contiguous() else parameter.detach()[:0]

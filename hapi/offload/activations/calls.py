@@ -43,6 +43,7 @@ def recomputed(layer: nn.Module, original: Any, args: tuple[Any, ...], kwargs: d
     """Arguments of the first call, until it is made."""
 
     def computed(*tensors: torch.Tensor) -> Any:
+        """Compute the layer: first with the caller's own arguments, then with their tensors as autograd kept them."""
         if first:
             own_args, own_kwargs = first.pop()
             return original(*own_args, **own_kwargs)
