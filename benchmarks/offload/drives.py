@@ -13,9 +13,8 @@ import numpy as np
 
 from hapi.arrays import Bytes
 from hapi.offload.states import disk
-from hapi.offload.states.base import buffer_of
 from hapi.offload.states.drive import Drive
-from hapi.process.direct_io import aligned
+from hapi.process.direct_io import aligned, transfer_buffer
 from hapi.profiler.offload_costs import PIECE_ELEMENTS
 
 READ_BYTES, WRITTEN_BYTES = 8 * PIECE_ELEMENTS, 12 * PIECE_ELEMENTS
@@ -102,7 +101,7 @@ def _seconds(jobs: Sequence[Callable[[], None]]) -> float:
 
 
 def _buffer() -> Bytes:
-    buffer = buffer_of(aligned(WRITTEN_BYTES))
+    buffer = transfer_buffer(aligned(WRITTEN_BYTES))
     buffer[:] = np.random.default_rng(0).integers(0, 256, len(buffer), np.uint8)
     return buffer
 

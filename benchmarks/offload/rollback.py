@@ -14,8 +14,8 @@ import torch
 from hapi.arrays import Bytes
 from hapi.offload import training
 from hapi.offload.pieces import StatePiece
-from hapi.offload.states.base import buffer_of
 from hapi.offload.states.disk import DiskStates
+from hapi.process.direct_io import transfer_buffer
 
 _RATE, _BETAS, _EPSILON, _DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
 
@@ -48,7 +48,7 @@ class UndoLogStates(DiskStates):
         self._in_place[piece.number] = slot
 
     def _log(self, piece: StatePiece) -> None:
-        before = buffer_of(piece.nbytes)
+        before = transfer_buffer(piece.nbytes)
         states, end = self._before.pop(piece.number, None), piece.states_bytes
         if states is None:
             end = 0

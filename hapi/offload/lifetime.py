@@ -44,6 +44,11 @@ class Lifetime:
         with self._lock:
             if self._closed:
                 raise UsageError("this offloaded optimizer is closed")
+            if not self._is_own:
+                raise UsageError(
+                    "this offloaded optimizer belongs to the process that made it: a forked one has neither its "
+                    "threads nor its files"
+                )
             try:
                 yield
             except OSError as error:
@@ -54,17 +59,24 @@ class Lifetime:
                 raise
 
     @property
+    def _is_own(self) -> bool:
+        return os.getpid() == self._process
+
+    @property
     def is_sound(self) -> bool:
         """Whether it is open, and nothing went wrong."""
-        return not self._closed and not self._failed
+        return self._is_own and not self._closed and not self._failed
 
     def has_recovered(self) -> None:
         """Note a whole step: what went wrong before it, and was caught, leaves nothing to go on from."""
         self._failed = False
 
     def close(self, *, remove: bool) -> None:
-        """Finish the last commit, end the threads, and remove the files unless a next run goes on from a failure."""
-        if self._closed:
+        """Finish the last commit, end the threads, and remove the files unless a next run goes on from a failure.
+
+        A forked process leaves all to its parent.
+        """
+        if self._closed or not self._is_own:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
@@ -82,9 +94,8 @@ class Lifetime:
         self._store.close(remove=remove and not (self._failed and self._resumes))
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._process:
-            return  # a forked process has neither the threads nor the files
-        self._end(self._ending is None or self._ending.is_in_order())
+        if self._is_own:
+            self._end(self._ending is None or self._ending.is_in_order())
 
     def _end(self, is_in_order: bool) -> None:
         """Close at the process's end; what is left is for the next run unless this one ended in order."""

@@ -1,9 +1,17 @@
-"""Transfers between memory and open files, past the page cache where a file was opened so: whole, or an error."""
+"""Transfers between memory and open files, past the page cache where a file was opened so: whole, or an error.
+
+A direct transfer pins its memory page by page: 512 small ones where one huge one would do.
+"""
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import weakref
+from contextlib import suppress
+
+import numpy as np
 
 from hapi.arrays import Bytes
 
@@ -11,6 +19,13 @@ ALIGNMENT = 4096
 """Bytes; places, lengths and memory of direct transfers are multiples of it."""
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 """Errors of opening a file with ``O_DIRECT`` on a file system that has no such transfers."""
+HUGE_PAGE = 2 << 20
+"""Bytes."""
+
+_own: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""Mapped memory that is this process's alone."""
+_left: list[mmap.mmap] = []
+"""What a child of a fork does not have; unmapped at the end, it would take what has come to its addresses since."""
 
 
 def aligned(nbytes: int) -> int:
@@ -36,3 +51,41 @@ def write_whole(descriptor: int, at: int, data: Bytes) -> None:
     while view:
         moved = os.pwritev(descriptor, [view], at)
         view, at = view[moved:], at + moved
+
+
+def map_huge(nbytes: int) -> tuple[mmap.mmap, int]:
+    """Map memory that asks for huge pages; its pages come when they are first written.
+
+    Args:
+        nbytes: what is used of it; behind the last whole huge page it takes small ones.
+
+    Returns:
+        The memory, and the offset at which its first huge page begins.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    base = -np.frombuffer(mapped, dtype=np.uint8, count=1).ctypes.data % HUGE_PAGE
+    whole = nbytes // HUGE_PAGE * HUGE_PAGE
+    if whole and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE, base, whole)
+    return mapped, base
+
+
+def transfer_buffer(nbytes: int) -> Bytes:
+    """Return memory for direct transfers, uint8 [nbytes], that forked children do not have.
+
+    A fork while a transfer is under way would leave its bytes to one of the two processes, on kernels before 6.3 the
+    wrong one.
+    """
+    mapped, base = map_huge(nbytes)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        mapped.madvise(mmap.MADV_DONTFORK)
+        _own.add(mapped)
+    return np.frombuffer(mapped, dtype=np.uint8, count=nbytes, offset=base)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _left.extend(_own))

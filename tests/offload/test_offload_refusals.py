@@ -276,6 +276,28 @@ def test_a_forked_process_leaves_the_states_alone(
     assert any(tmp_path.rglob("states"))
 
 
+def test_a_forked_process_takes_no_step_and_may_use_the_model(
+    moved: tuple[nn.Module, OffloadedOptimizer], tmp_path: Path
+) -> None:
+    model, optimizer = moved
+    child = os.fork()
+    if not child:
+        refused = 0
+        try:
+            model(torch.zeros(2, 3, 8, 8))
+            optimizer.close()
+            for use in (optimizer.step, optimizer.zero_grad, optimizer.state_dict):
+                with pytest.raises(UsageError, match="belongs to the process that made it"):
+                    use()
+                refused += 1
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert any(tmp_path.rglob("states"))
+    train(model, optimizer, range(5, 7), plain)
+    assert optimizer.steps == 7
+
+
 def test_two_threads_take_their_turns(moved: tuple[nn.Module, OffloadedOptimizer]) -> None:
     """Backward has a thread for each device, and a loop may have one of its own."""
     model, optimizer = moved

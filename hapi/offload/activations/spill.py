@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import tempfile
 import threading
@@ -17,7 +16,7 @@ import numpy as np
 
 from hapi.arrays import Bytes
 from hapi.cache.disk_rates import RateMeter
-from hapi.process.direct_io import ALIGNMENT, NO_DIRECT, aligned, read_whole, write_whole
+from hapi.process.direct_io import ALIGNMENT, NO_DIRECT, aligned, read_whole, transfer_buffer, write_whole
 
 _PIECE = 2 << 20
 _STRIPE = 1 << 20
@@ -41,7 +40,7 @@ class SpillDrive:
         self.folder = folder
         self.reading, self.writing = RateMeter(), RateMeter()
         self._descriptor, self._direct = _nameless(folder)
-        self._buffer = np.frombuffer(mmap.mmap(-1, _PIECE), np.uint8)
+        self._buffer = transfer_buffer(_PIECE)
         self._free: dict[int, list[int]] = defaultdict(list)
         self._end = self._used = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()

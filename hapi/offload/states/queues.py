@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hapi.arrays import Bytes
-from hapi.offload.states.base import buffer_of
+from hapi.process.direct_io import transfer_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DriveQueue:
         """Have ``limit`` buffers: the further ones now, or fewer as they become free."""
         self.limit = limit
         while self.made < limit:
-            self.free.append(buffer_of(self.size))
+            self.free.append(transfer_buffer(self.size))
             self.made += 1
         while self.made > limit and self.free:
             self.free.pop()

@@ -17,7 +17,8 @@ from queue import Empty, SimpleQueue
 import torch
 
 from hapi.errors import HostMemoryError
-from hapi.repository.loading.regions import HUGE_PAGE, PAGE, Region
+from hapi.process.direct_io import HUGE_PAGE
+from hapi.repository.loading.regions import PAGE, Region
 
 SMALL_BYTES = 64 << 10
 """Below this the C library's own heap serves: it keeps such blocks at no cost."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from hapi.arrays import Bytes
+from hapi.process.direct_io import map_huge
 
 PAGE = 4096
 """Bytes to which blocks are aligned: a free block can then be given back alone."""
-HUGE_PAGE = 2 << 20
 
 
 @dataclass
@@ -38,11 +37,7 @@ class Region:
 
     def __init__(self, nbytes: int) -> None:
         """Map ``nbytes``, a multiple of a huge page; OSError when the system refuses."""
-        self._mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages
-                self._mapped.madvise(mmap.MADV_HUGEPAGE)
-        self._base = -np.frombuffer(self._mapped, dtype=np.uint8, count=1).ctypes.data % HUGE_PAGE
+        self._mapped, self._base = map_huge(nbytes)
         self.nbytes = nbytes
         self.free = [FreeBlock(0, nbytes, 0.0, 0)]
         """Blocks by position, no two of them adjacent."""

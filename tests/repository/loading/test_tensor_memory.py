@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from support.loading_tools import some_tensors, write_pack
 
 from hapi.errors import HostMemoryError
+from hapi.process.direct_io import HUGE_PAGE
 from hapi.repository.loading import memory
 from hapi.repository.loading.load import load
 from hapi.repository.loading.memory import SMALL_BYTES, TensorMemory
 from hapi.repository.loading.pool import LoadingPool, process_pool
-from hapi.repository.loading.regions import HUGE_PAGE, PAGE, Region
+from hapi.repository.loading.regions import PAGE, Region
 from hapi.repository.loading.staging import STAGE_BYTES, StagingArea
 from hapi.store.open import open_store
 
