@@ -1,6 +1,7 @@
 """Transfers between memory and open files, past the page cache where a file was opened so: whole, or an error.
 
-A direct transfer pins its memory page by page: 512 small ones where one huge one would do.
+Their memory is in huge pages: it is made page by page, and a direct transfer pins it page by page, which would be 512
+small ones for each huge one.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ def map_huge(nbytes: int) -> tuple[mmap.mmap, int]:
         with suppress(OSError):  # a kernel without huge pages
             mapped.madvise(mmap.MADV_HUGEPAGE, base, whole)
     return mapped, base
+
+
+def huge_memory(nbytes: int) -> Bytes:
+    """Return memory of its own, uint8 [nbytes]; the system has it back when nothing uses it."""
+    mapped, base = map_huge(nbytes)
+    return np.frombuffer(mapped, dtype=np.uint8, count=nbytes, offset=base)
 
 
 def transfer_buffer(nbytes: int) -> Bytes:

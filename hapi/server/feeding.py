@@ -6,15 +6,13 @@ decoded, so that 256 photographs of 6 MB are never in memory at once. The layers
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
-from hapi.arrays import Flags, IntArray, LabelArray
+from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.clocks import StageClock
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
@@ -22,6 +20,7 @@ from hapi.data.sample_directory import Located
 from hapi.data.transforms.decode_limits import SMALL_BYTES
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import HapiError
+from hapi.process.direct_io import huge_memory
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.host_memory import HostNeed
@@ -185,11 +184,9 @@ class Feeding:
             self._decoders.batch(samples, dataset.layout, self._transform, clock, out)
 
 
-def _own_memory(nbytes: int) -> npt.NDArray[np.uint8] | None:
+def _own_memory(nbytes: int) -> Bytes | None:
     """Memory of its own for a large piece, uint8 [nbytes]; None for the heap.
 
     The heap keeps what is freed; pieces of many lengths would leave it with holes that fit nothing.
     """
-    if nbytes < LARGE_PART:
-        return None
-    return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    return None if nbytes < LARGE_PART else huge_memory(nbytes)
