@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ PICTURES: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "split": "f
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     store = tmp_path_factory.mktemp("keys") / "store"
     pack_blobs(store)
+    pack_blobs(store, "held", count=8)
     pack_pictures(store, count=24)
     with service_of(store) as running:
         yield running
@@ -190,6 +192,26 @@ def test_servers_that_tell_no_code_are_refused(service: Service) -> None:
         codes = [ServerCode("http://new", code_version()), ServerCode("http://old", None)]
         refusal = feature_key(session.job_context, 13, codes=codes)
         assert "http://old is of an older hapi" in str(refusal)
+
+
+def test_what_crosses_behind_the_cut_is_rounded_at_the_cut(service: Service) -> None:
+    with open_session(service, split=10, wire_codec="int8") as session:
+        keys = [key_of(session, cut) for cut in (4, 10, 13)]
+        assert [isinstance(key, FeatureKey) and key.rounding for key in keys] == [
+            ("int8", 4), ("int8", 10), ("int8", 10),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edited", "validation"), [("blobs", False), ("held", True)])
+def test_edited_files_count_for_the_keys_of_their_own_dataset(
+    service: Service, edited: str, validation: bool
+) -> None:
+    with open_session(service, validation="held") as session:
+        job_context = session.job_context
+        codes = [replace(one, changed=(edited,)) for one in codes_of(job_context)]
+        for of_held_out in (False, True):
+            found = feature_key(job_context, 13, codes=codes, validation=of_held_out)
+            assert isinstance(found, Refusal if of_held_out is validation else FeatureKey)
 
 
 def test_code_whose_source_cannot_be_read_is_refused_by_name(service: Service) -> None:

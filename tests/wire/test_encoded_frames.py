@@ -118,6 +118,7 @@ def test_every_flipped_bit_and_cut_is_noticed(codec: str) -> None:
         ({"bytes": 0}, "how few"),
         ({"bytes": -1}, "how few"),
         ({"bytes": 10**9}, "how few"),
+        ({"bytes": 4 * 9 * 4}, "how few"),  # as many as raw
         ({"bytes": True}, "how few"),
         ({"bytes": None}, "how few"),
         ({"bytes": "9"}, "how few"),

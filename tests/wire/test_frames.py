@@ -19,6 +19,7 @@ from hapi.wire.frames import (
     ALIGNMENT,
     DTYPE_BYTES,
     END_BYTES,
+    MAX_ID,
     NO_IDS,
     OLDEST_VERSION,
     SLICE_BYTES,
@@ -179,8 +180,9 @@ def test_sizes_are_checked_before_anything_is_allocated() -> None:
         FrameReader(io.BytesIO(huge_header)).next(lambda h: [])
 
 
-def test_ids_are_checked_before_anything_else_is_received() -> None:
-    frame = encode(FrameHeader(np.array([3, -1]), (TensorSpec("x", "uint8", (5,)),)), [bytes(5)])
+@pytest.mark.parametrize("wrong", [-1, MAX_ID + 1])
+def test_ids_are_checked_before_anything_else_is_received(wrong: int) -> None:
+    frame = encode(FrameHeader(np.array([MAX_ID, wrong]), (TensorSpec("x", "uint8", (5,)),)), [bytes(5)])
     received: list[FrameHeader] = []
     with pytest.raises(WireError, match="a sample id is negative or too large"):
         FrameReader(io.BytesIO(frame)).next(lambda h: received.append(h) or [])
@@ -194,9 +196,10 @@ def test_error_frame_carries_the_error() -> None:
         read(stream)
 
 
-def test_end_frame_must_count_what_came() -> None:
-    with pytest.raises(WireError, match="counts 2 frames"):
-        read(encode(STREAM_HEADER, [bytes(264), bytes(16)]) + end_frame(StreamEnd(2, 2, {})))
+@pytest.mark.parametrize(("frames", "samples"), [(2, 2), (1, 3)])
+def test_end_frame_must_count_what_came(frames: int, samples: int) -> None:
+    with pytest.raises(WireError, match=f"counts {frames} frames and {samples} samples, but 1 and 2 came"):
+        read(encode(STREAM_HEADER, [bytes(264), bytes(16)]) + end_frame(StreamEnd(frames, samples, {})))
 
 
 def test_another_version_is_named() -> None:
