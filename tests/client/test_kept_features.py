@@ -96,7 +96,7 @@ def test_the_same_losses_and_nothing_is_asked_twice(
     assert report["cache"]["why"] == "" and report["cache"]["cut"] == LAST
 
 
-@pytest.mark.parametrize("split", [0, 5, 10])
+@pytest.mark.parametrize("split", [pytest.param(0, marks=pytest.mark.slow), 5, 10])
 def test_a_cut_before_the_last_split(service: Service, tmp_path: Path, split: int) -> None:
     """Misses and hits meet at the cut, or, of a split beyond it, at the last split; both are run on from there."""
     settings = {**JOB, "split": "auto", "cache_dir": str(tmp_path)}
@@ -209,7 +209,10 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
     assert "slower" in found[0]["cache"]["why"]
 
 
-@pytest.mark.parametrize("codec", EXACT)
+@pytest.mark.parametrize(
+    "codec",
+    [name if name == "zeros+planes" else pytest.param(name, marks=pytest.mark.slow) for name in EXACT],
+)
 def test_encoded_features_give_the_same_losses(service: Service, tmp_path: Path, codec: str) -> None:
     """Each epoch decodes them. A flipped bit costs one sample, and a job with another setting reads the others."""
     wide = {"split": 5, "freeze": WIDE}

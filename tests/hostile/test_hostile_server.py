@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 from support.forked import ForkedProcess, environment
+from support.harness import THIN
 from support.hostile_server import KINDS, Kind, hostile
 from support.hostile_tools import peak_bytes, resident_bytes
 from support.local_job import built, pack_blobs, remembering, service_of
@@ -35,8 +36,8 @@ SECONDS = 300.0
 MOST_BYTES, MOST_GROWTH = 1200 << 20, 800 << 20
 """Of a trainer, twice what one takes that meets an honest server; of this process, where the server is too."""
 FLAGS = (
-    "--dataset", "blobs", "--model", "resnet18", "--weights", "random", "--bs", "20", "--request-size", "20",
-    "--epochs", "1", "--freeze", "12", "--split", "12", "--no-progress", "--threads", "1", "--patience", "1",
+    "--dataset", "blobs", *THIN, "--freeze", "12", "--weights", "random", "--bs", "20", "--request-size", "20",
+    "--epochs", "1", "--split", "12", "--no-progress", "--threads", "1", "--patience", "1",
 )  # fmt: skip
 IMPATIENT = (("--timeout", 2), ("--slow-server-seconds", 1), ("--answer-timeout", 3))
 PATIENT = ("--timeout", "120", "--slow-server-seconds", "60", "--answer-timeout", "240")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,17 @@ def half_model() -> nn.Module:
     return images_model().bfloat16()
 
 
+ONE_OF_EACH = ((evaluate, images_model, LATE), (save, tied_model, LATE), (save_all, half_model, 0))
+"""All acts, models and times."""
+
+
 @pytest.mark.parametrize(
-    ("make", "first"),
+    ("act", "make", "first"),
     [
-        (images_model, LATE),
-        (tied_model, LATE),
-        (half_model, 0),
-        *(pytest.param(make, at, marks=pytest.mark.slow) for make, at in (
-            (images_model, 0), (tied_model, 0), (half_model, LATE),
-        )),
+        pytest.param(*one, marks=() if one in ONE_OF_EACH else pytest.mark.slow)
+        for one in itertools.product(HARMLESS, (images_model, tied_model, half_model), (LATE, 0))
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("act", HARMLESS)
+)
 def test_a_look_at_values_needs_no_gradient(
     act: Act, make: Callable[[], nn.Module], first: int, tmp_path: Path
 ) -> None:

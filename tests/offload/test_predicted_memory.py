@@ -158,7 +158,7 @@ def test_tensors_alive_are_those_predicted(
 
 
 @settings(
-    max_examples=8,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -195,8 +195,8 @@ def even_layers() -> tuple[nn.Module, torch.Tensor]:
     ("make", "passes", "waiting"),
     [
         (huge_embedding, 1, 1 << 16),
-        (huge_embedding, 3, 1 << 16),
-        (huge_output, 1, 1 << 16),
+        pytest.param(huge_embedding, 3, 1 << 16, marks=pytest.mark.slow),
+        pytest.param(huge_output, 1, 1 << 16, marks=pytest.mark.slow),
         (huge_output, 3, 1 << 16),
         (even_layers, 1, 4 * 4 * (400 + 1) * 400),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +22,29 @@ def write_pack(
     store: ObjectStore, tensors: Named, key: str = "packs/one", *, head: int = 64, gap: int = 0
 ) -> list[TensorEntry]:
     """Write ``tensors`` one after another, ``gap`` bytes between them, and return where they are."""
+    data, entries = _pack_of(tensors, key, head, gap)
+    store.put(key, memoryview(data))
+    return entries
+
+
+def write_large(store: ObjectStore, count: int, elements: int) -> tuple[Named, list[TensorEntry]]:
+    """Write a pack of ``count`` long tensors, which is made once for the tests that follow each other; they are named
+    by their numbers.
+    """
+    tensors, data, entries = _large(count, elements)
+    store.put("packs/one", memoryview(data))
+    return tensors, entries
+
+
+@lru_cache(maxsize=1)
+def _large(count: int, elements: int) -> tuple[Named, bytearray, list[TensorEntry]]:
+    """Digests of long tensors take most of the time of a test of their loading."""
+    ranges = [torch.arange(first, first + elements, dtype=torch.int32) for first in range(count)]
+    tensors = [(str(number), values.view(torch.float32)) for number, values in enumerate(ranges)]
+    return tensors, *_pack_of(tensors, "packs/one", 64, 0)
+
+
+def _pack_of(tensors: Named, key: str, head: int, gap: int) -> tuple[bytearray, list[TensorEntry]]:
     out = bytearray(head)
     entries = []
     for name, tensor in tensors:
@@ -31,8 +55,7 @@ def write_pack(
             TensorEntry(name, dtype, tuple(tensor.shape), content_digest(data), checksum, key, len(out))
         )
         out += bytes(data) + bytes(gap)
-    store.put(key, memoryview(out))
-    return entries
+    return out, entries
 
 
 def some_tensors(count: int, seed: int = 0, most: int = 40_000) -> Named:

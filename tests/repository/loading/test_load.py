@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.loading_tools import WatchedSource, flip, loading_threads, some_tensors, write_pack
+from support.loading_tools import (
+    WatchedSource,
+    flip,
+    loading_threads,
+    some_tensors,
+    write_large,
+    write_pack,
+)
 
 from hapi.errors import DataError, NotFoundError, StoreError, UsageError
 from hapi.models.tensors import STORED_NAMES
@@ -180,7 +187,7 @@ def test_missing_and_short_objects(store: ObjectStore, pool: LoadingPool) -> Non
 
 def test_the_first_error_of_a_reader_ends_the_others(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
-    entries = write_pack(store, [(str(n), torch.randn(2 * MB)) for n in range(8)])
+    _, entries = write_large(store, 8, 2 * MB)
 
     def fail(part: ReadPart) -> None:
         if part.start > entries[6].start:
@@ -197,7 +204,7 @@ def test_a_load_that_is_closed_leaves_no_reader(
 ) -> None:
     monkeypatch.setattr(readers, "AHEAD_BYTES", 8 * MB)
     store = open_store(str(tmp_path))
-    entries = write_pack(store, [(str(n), torch.randn(2 * MB)) for n in range(8)])
+    _, entries = write_large(store, 8, 2 * MB)
     source = WatchedSource(store)
     with closing(load(source, entries, pool=pool)) as found:
         next(found)
@@ -211,7 +218,7 @@ def test_readers_wait_for_a_slow_caller(
 ) -> None:
     monkeypatch.setattr(readers, "AHEAD_BYTES", 20 * MB)
     store = open_store(str(tmp_path))
-    entries = write_pack(store, [(str(n), torch.randn(MB)) for n in range(20)])
+    _, entries = write_large(store, 20, MB)
     source = WatchedSource(store)
     taken = 0
     for entry, tensor in load(source, entries, pool=pool):
@@ -223,8 +230,7 @@ def test_readers_wait_for_a_slow_caller(
 
 def test_loads_that_are_mixed_in_one_thread_and_run_in_several(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
-    tensors = [(str(n), torch.randn(MB)) for n in range(8)]
-    entries = write_pack(store, tensors)
+    tensors, entries = write_large(store, 8, MB)
     source = WatchedSource(store)
     mixed = list(zip(*(load(source, entries, pool=pool) for _ in range(5)), strict=True))
     assert all(torch.equal(got, tensors[n][1]) for n, five in enumerate(mixed) for _, got in five)
@@ -246,7 +252,7 @@ def test_loads_that_are_mixed_in_one_thread_and_run_in_several(tmp_path: Path, p
 
 def test_several_readers_share_a_large_tensor(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
-    tensors = [("w", torch.randn(12 * MB))]
+    tensors, entries = write_large(store, 1, 12 * MB)
     meeting = threading.Barrier(2, timeout=240)
     met = threading.Event()
 
@@ -256,7 +262,7 @@ def test_several_readers_share_a_large_tensor(tmp_path: Path, pool: LoadingPool)
             met.set()
 
     source = WatchedSource(store, meet)
-    check_equal(load(source, write_pack(store, tensors), pool=pool), tensors)
+    check_equal(load(source, entries, pool=pool), tensors)
     assert len(source.readers) >= 2
 
 
@@ -269,7 +275,7 @@ def test_tensors_are_aligned_and_alone_in_their_storage(store: ObjectStore, pool
 
 def test_memory_of_dead_tensors_serves_the_next_load(tmp_path: Path) -> None:
     store, pool = open_store(str(tmp_path)), LoadingPool(idle_limit=200 * MB)
-    entries = write_pack(store, [(str(n), torch.randn(4 * MB)) for n in range(6)])
+    _, entries = write_large(store, 6, 4 * MB)
     places = [{t.data_ptr() for _, t in list(load(store, entries, pool=pool))} for _ in range(3)]
     gc.collect()
     assert places[0] == places[1] == places[2]
