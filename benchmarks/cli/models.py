@@ -45,7 +45,7 @@ def _settings(args: argparse.Namespace) -> ModelsSettings:
     settings = with_given(
         ModelsSettings(quick=args.quick, rounds=9 if args.part == GOALS else 3), args,
         figures="page", ways="way", places="place", clients="clients", rounds="rounds", folder="folder",
-        peers="peers", limit="limit", shapes="model", loads="load",
+        peers="peers", limit="limit", cell_time="cell_time", shapes="model", loads="load",
     )  # fmt: skip
     for way in settings.ways:
         way_of(way)
@@ -109,6 +109,8 @@ BENCHMARKS = (
             option("--folder", "on the disk to be measured (default: the temporary folder)", type=Path,
                 metavar="FOLDER"),
             number("--limit", seconds(1, DAY), "longest time of one step (default 5min)", metavar="TIME"),
+            number("--cell-time", seconds(1, DAY), "after which a cell of which a round counts gets no more of them "
+                "(default 2min)", metavar="TIME"),
             switch("--view", "measure nothing; show what FILE has"),
             results(RESULTS, "JSON lines; goes on where it was"),
             FIGURE,

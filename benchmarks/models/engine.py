@@ -140,6 +140,9 @@ class _Bench:
             loads = [
                 cell for cell in cells if cell.part != STORE and way_of(cell.way).written_by in group.sites
             ]
+            loads.sort(
+                key=lambda cell: cell.pages == COLD
+            )  # what these drop would be read anew for each warm one
             with ExitStack() as stack:
                 for writer in group.sites:
                     site = stack.enter_context(self._places.served(group.sites[writer], writer))
@@ -184,7 +187,10 @@ class _Bench:
         rounds: Rounds = []
         try:
             with self._clients(group, writing, site) as clients:
+                ends = self._deadline([writing])
                 for number in range(1 if cell is None else self._settings.rounds + 1):
+                    if number > 1 and time.monotonic() > ends:
+                        break
                     if number:
                         self._places.remove(site)
                     rounds.append(_all(clients, store=True))
@@ -206,7 +212,10 @@ class _Bench:
                     clients[cell.key] = stack.enter_context(self._clients(group, cell, group.site(cell)))
                 except (HapiError, OSError) as error:
                     self._fail(cell, error)
+            ends = self._deadline(cells)
             for number in range(self._settings.rounds + 1):
+                if number > 1 and time.monotonic() > ends:
+                    break
                 for key in rotated(tuple(clients), number) if clients else ():
                     try:
                         in_memory[key].append(_cached_part(by_key[key], group.site(by_key[key])))
@@ -217,6 +226,10 @@ class _Bench:
         for key in clients:
             held = {"resident": in_memory[key][1:]} if by_key[key].place == LOCAL else {}
             self._record(by_key[key], found[key], {**_loaded(found[key]), **held})
+
+    def _deadline(self, cells: Sequence[ModelCell]) -> float:
+        """Monotonic time after which no further round of ``cells`` begins."""
+        return time.monotonic() + self._settings.cell_time * len(cells)
 
     @contextlib.contextmanager
     def _clients(self, group: _Group, cell: ModelCell, site: Site) -> Iterator[list[ModelClient]]:

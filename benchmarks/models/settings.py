@@ -38,6 +38,8 @@ class Way:
     """Way that writes what this one reads; empty for itself."""
     peer: bool = False
     """True: packages in the folders of other ways go before the installed ones."""
+    reads_all: bool = False
+    """Whether it reads the whole file for any part."""
 
     @property
     def written_by(self) -> str:
@@ -48,7 +50,7 @@ class Way:
 WAYS = (
     Way(name=HAPI, title="Hapi", places=PLACES),
     Way(name=ON_DEMAND, title="Hapi, no staging pool", places=PLACES, reads=HAPI),
-    Way(name=TORCH, title="torch.save/load", places=PLACES),
+    Way(name=TORCH, title="torch.save/load", places=PLACES, reads_all=True),
     Way(name="torch-mmap", title="torch.load(mmap)", reads=TORCH),
     Way(name=SAFETENSORS, title="safetensors", needs="import safetensors.torch", places=PLACES),
     Way(name="safetensors-pread", title="safetensors 0.9, pread", needs=_PREAD, reads=SAFETENSORS, peer=True),
@@ -124,6 +126,10 @@ class Page:
         return self.small if quick else self.shapes
 
 
+FEW_PARTS, MOST_IN_QUARTERS = (STORE, STAGES, "25%", "prefix", WHOLE), 2_000_000_000
+"""Parts that are measured of larger models than so many bytes, and of ways that read the whole file for any part."""
+MOST_OVER_SWIFT = 1_200_000_000
+"""Bytes of the largest model that is put into Swift: its one node on the cores of the others measures itself."""
 _QUARTERS = (STORE, "25%", "50%", "75%", WHOLE)
 FIGURES = (
     Page(number=4, title="model size, 10 layers", shapes=("10x256MB", "10x1GB", "10x4GB"),
@@ -179,6 +185,8 @@ class ModelsSettings:
     """Where models are written; None for the temporary folder."""
     limit: float = 300.0
     """Longest time of one measurement, in seconds."""
+    cell_time: float = 120.0
+    """Seconds after which a cell of which a round counts gets no more of them."""
 
     def cells(self) -> list[ModelCell]:
         """Return the cells of all figures, each once.
@@ -202,7 +210,7 @@ class ModelsSettings:
             ModelCell(shape=shape, way=way.name, part=part, place=place, pages=pages, clients=clients)
             for shape in figure.models(self.quick, self.shapes)
             for place in figure.places
-            if place in self.places
+            if place in self.places and (place != SWIFT or shape_of(shape).nbytes <= MOST_OVER_SWIFT)
             for clients in (self.clients or figure.clients if len(figure.clients) > 1 else figure.clients)
             for way in ways
             if place in way.places
@@ -210,6 +218,7 @@ class ModelsSettings:
             if part in (STORE, STAGES) or self.loads is None or part in self.loads
             if part != STORE or (not way.reads and place != HTTP)
             if part != "prefix" or shape_of(shape).prefix_layers
+            if part in FEW_PARTS or not (way.reads_all or shape_of(shape).nbytes > MOST_IN_QUARTERS)
             for pages in (PAGES if place == LOCAL and part not in (STORE, STAGES) else (WARM,))
         ]  # fmt: skip
 

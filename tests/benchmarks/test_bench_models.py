@@ -109,6 +109,11 @@ def test_cells_are_what_the_figures_need() -> None:
     assert {cell.place for cell in loads} == {LOCAL, HTTP, SWIFT}
     assert not any(cell.part == STORE and cell.place == HTTP for cell in cells)
     assert not any(cell.part == "prefix" for cell in cells if "x" in cell.shape)
+    # What is read whole for any part is not read so for every part, and Swift gets no large models.
+    torch_parts = {cell.part for cell in cells if cell.way == TORCH and cell.shape == "100x1GB"}
+    assert torch_parts == {STORE, "25%", WHOLE}
+    assert {cell.part for cell in cells if cell.shape == "100x4GB"} == {STORE, "25%", WHOLE}
+    assert {cell.shape for cell in cells if cell.place == SWIFT and "GB" in cell.shape} == {"10x1GB"}
     assert {cell.clients for cell in cells if cell.shape == "10x512MB"} == {1, 2, 4, 8}
     assert {cell.way for cell in cells if cell.part == STAGES} == {HAPI, ON_DEMAND}
     for group in groups_of(cells):
@@ -199,6 +204,7 @@ def test_tables_and_figures_show_what_was_measured(tmp_path: Path) -> None:
         ("--page 3", "--page: expected 4"),
         ("--clients 0", "--clients: expected 1"),
         ("--limit 1ms", "--limit"),
+        ("--cell-time 0", "--cell-time"),
         ("--figure x.gif", "must end in"),
     ],
 )
@@ -226,12 +232,12 @@ def cells_of(ways: tuple[str, ...], parts: tuple[str, ...], **more: Any) -> list
 
 
 def measured(
-    tmp_path: Path, cells: list[ModelCell], rounds: int = 1
+    tmp_path: Path, cells: list[ModelCell], rounds: int = 1, cell_time: float = 120.0
 ) -> tuple[list[dict[str, Any]], list[str]]:
     results, said = Results(tmp_path / "found.jsonl", {}), list[str]()
     folder = tmp_path / "models"
     folder.mkdir(exist_ok=True)
-    settings = ModelsSettings(rounds=rounds, folder=folder)
+    settings = ModelsSettings(rounds=rounds, folder=folder, cell_time=cell_time)
     measure(LooseBed("test"), groups_of(cells), settings, results, said.append)
     assert not list(folder.iterdir())
     return results.records, said
@@ -276,3 +282,16 @@ def test_a_way_that_fails_is_recorded_and_the_others_go_on(
     assert [r["cell"] for r in records if r["kind"] == "cell"] == [cells[1].key]
     failed = [r for r in records if r["kind"] == "failed"]
     assert [r["cell"] for r in failed] == [cells[0].key] and "fastsafetensors" in failed[0]["why"], said
+
+
+@pytest.mark.slow
+def test_slow_cells_get_fewer_rounds_and_warm_ones_come_first(tmp_path: Path, forked_tiers: None) -> None:
+    """One round counts whatever it takes. Files that a cold load has dropped need not be read for a warm one."""
+    cells = [
+        *cells_of((HAPI,), (WHOLE,), pages=COLD),
+        *cells_of((HAPI,), (STORE, WHOLE)),
+    ]
+    records, said = measured(tmp_path, cells, rounds=1000, cell_time=0.0)
+    found = [r for r in records if r["kind"] == "cell"]
+    assert [(r["part"], r["pages"]) for r in found] == [(STORE, WARM), (WHOLE, WARM), (WHOLE, COLD)], said
+    assert {len(r["seconds"]) for r in found} == {1}

@@ -21,7 +21,7 @@ from benchmarks.split.sweep import sweep
 from benchmarks.split.views import VIEWS
 from benchmarks.testbed.cells import Grid, Results
 from benchmarks.testbed.loose import LooseBed
-from hapi.errors import UsageError
+from hapi.errors import TransportError, UsageError
 
 
 class Client:
@@ -75,6 +75,27 @@ def test_reuse_does_not_count_the_first_epochs_nor_waiting(bed: FakeBed, tmp_pat
     assert "1.50" in table and "2.00 @9" in table and table.split("split 11")[1].split()[2:4] == ["33", "77"]
     assert bed.bandwidths == [None, settings.bandwidth]
     draw_reuse([row], str(tmp_path / "x.svg"))
+
+
+def test_reuse_goes_on_where_it_broke_off(
+    bed: FakeBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = ReuseSettings(models=("alexnet", "resnet18", "vgg11"), repeats=1), list[str]()
+
+    def pushed(store: Path, model: str, side: int) -> None:
+        if model == "resnet18" and len(said) == 2:
+            raise TransportError("the server ended")
+
+    monkeypatch.setattr(reuse, "push_model", pushed)
+    with pytest.raises(TransportError):
+        measure_reuse(bed, settings, Results(tmp_path / "reuse.jsonl", {}), said.append)  # type: ignore[arg-type]
+    results = Results(tmp_path / "reuse.jsonl", {})
+    measure_reuse(bed, settings, results, said.append)  # type: ignore[arg-type]
+    assert [line for line in said if "to measure" in line] == [
+        "3 models, 3 to measure",
+        "3 models, 2 to measure",
+    ]
+    assert [row.model for row in reuse_rows(results.records)] == list(settings.models)
 
 
 def test_loading_is_shown_beside_that_of_other_code() -> None:
