@@ -30,6 +30,7 @@ from hapi.repository.packs.hashing import HashProgress, hashed_layers
 from hapi.repository.packs.index import PackIndex
 from hapi.repository.packs.journal import next_version, note_name, written_versions
 from hapi.repository.packs.layout import HashedLayer, PackPlanner, WritePlan, fits_pack, plan_packs
+from hapi.repository.packs.lost import held_bytes
 from hapi.repository.packs.mending import mend
 from hapi.repository.packs.place import pack_id, pack_key
 from hapi.repository.packs.pushes import RunningPush, running, spare_condemned
@@ -260,7 +261,8 @@ def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repai
     if repair and not mend(store, plan, push.lease):
         plan = _planned(store, draft, push, repair=False)  # which leaves out packs that stay cut short
     _check_readable(draft.structure, name)
-    newest = _newest(store, name)
+    found = _newest(store, name)
+    newest = found if isinstance(found, ModelManifest) else None
     whole = newest is not None and all(pack_id(key) in plan.known.sizes for key in newest.packs)
     if newest is not None and whole and not plan.packs and _same(newest, draft):
         if repair:
@@ -269,9 +271,9 @@ def _push(store: ObjectStore, push: RunningPush, name: str, draft: _Draft, repai
     for pack in plan.packs:
         write_pack(store, push, pack)
     keep_heads(store, {pack.id: pack.header for pack in plan.packs})
-    structure = draft.structure
-    if repair or not store.exists(structure.key):
-        store.put(structure.key, structure.to_stored())
+    structure, data = draft.structure, draft.structure.to_stored()
+    if repair or isinstance(found, DataError) or held_bytes(store, structure.key) != len(data):
+        store.put(structure.key, data)
     manifest = draft.manifest(name, plan)
     _check_packs(store, plan)
     push.lease.check()
@@ -287,10 +289,12 @@ def _append(
     """The newest version, and whether this push wrote it: another one of the same model may have been faster."""
     for _ in range(_TRIES):
         newest = _newest(store, manifest.name)
-        if newest is not None and newest.packs == manifest.packs and _same(newest, draft):
-            return newest, False
-        number = next_version(store, manifest.name) if newest is None else newest.version + 1
-        if newest is None:
+        if isinstance(newest, ModelManifest):
+            if newest.packs == manifest.packs and _same(newest, draft):
+                return newest, False
+            number = newest.version + 1
+        else:
+            number = next_version(store, manifest.name)
             note_name(store, manifest.name)
         following = manifest.numbered(number)
         push.writes(following.name, number)
@@ -299,12 +303,15 @@ def _append(
     raise ConflictError(f"model {manifest.name!r} is pushed by many others just now; push it again")
 
 
-def _newest(store: ObjectStore, name: str) -> ModelManifest | None:
+def _newest(store: ObjectStore, name: str) -> ModelManifest | DataError | None:
+    """The newest version; the error of one that is damaged; None where there is none."""
     hidden = () if list_versions(store, name) else written_versions(store, name)
     try:
         return open_model(store, f"{name}@{hidden[-1]}" if hidden else name).manifest
-    except (NotFoundError, DataError):
-        return None  # a new version takes its place
+    except NotFoundError:
+        return None
+    except DataError as error:  # a new version takes its place
+        return error
 
 
 def _same(newest: ModelManifest, draft: _Draft) -> bool:
@@ -368,11 +375,7 @@ def _check_packs(store: ObjectStore, plan: WritePlan) -> None:
     for entry in plan.entries.values():
         needed[entry.pack] = max(needed.get(entry.pack, 0), entry.stop)
     for key, stop in needed.items():
-        try:
-            size = store.size(key)
-        except NotFoundError:
-            size = 0
-        if size < stop:
+        if held_bytes(store, key) < stop:
             raise DataError(
                 f"{store.url}/{key} is gone or too short, although it was there: another process or person removed or "
                 "changed it; push the model again"

@@ -1,22 +1,34 @@
-"""``hapi verify`` for a pushed model: every tensor of a version is read and compared with the digest of its push."""
+"""``hapi verify`` for a pushed model: every tensor of a version is read and compared with the digest of its push.
+
+So are the headers of its packs, by which pushes find what the store has, and of a name the versions of its tags.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from hapi.errors import DataError, NotFoundError
-from hapi.models.graph.digest import ContentDigest
+from hapi.models.graph.digest import ContentDigest, content_digest
 from hapi.repository.entries import TensorEntry
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import read_manifest, read_structure
+from hapi.repository.packs.index import read_heads
 from hapi.repository.packs.lost import REMEDY
+from hapi.repository.packs.place import pack_id
 from hapi.repository.stored import StoredModel
-from hapi.repository.versions import REGISTER, model_prefix, parse_reference, resolve, version_key
+from hapi.repository.versions import (
+    REGISTER,
+    lost_tags,
+    model_prefix,
+    parse_reference,
+    resolve,
+    version_key,
+)
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
 
 Verified = set[tuple[str, int, str]]
-"""Pack, first byte and digest of tensors that were found sound; models share them."""
+"""Pack, first byte and digest of tensors that were found sound, and of packs' headers; models share them."""
 _NAMED = 3
 """Tensors that a pack lost and that are named one by one; the others are counted."""
 
@@ -30,7 +42,9 @@ def verify_model(
     on_start: Callable[[ModelManifest], None] = lambda manifest: None,
     on_progress: Progress = lambda tensors, size: None,
 ) -> VerifyReport:
-    """Check the manifest, the structure, the sizes of packs and every tensor of a version.
+    """Check the manifest, the structure, the sizes and headers of packs and every tensor of a version.
+
+    Of a name alone its tags are checked, too.
 
     The report's ``samples`` are tensors.
 
@@ -67,7 +81,9 @@ def verify_model(
         held = {key: _held_bytes(store, key) for key in manifest.packs}
     stored = StoredModel(store, manifest)
     for key, nbytes in held.items():
-        problem = _problem_of_size(manifest, key, nbytes)
+        problem = _problem_of_size(manifest, key, nbytes) or _problem_of_header(
+            store, key, nbytes or 0, verified
+        )
         if problem is not None:
             report.add(Damage(key, problem))
     for entry in manifest.tensors.values():
@@ -78,6 +94,8 @@ def verify_model(
             else:
                 position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
                 report.add(Damage(entry.pack, f"{position}: fails its digest"))
+    for tag, problem in lost_tags(store, address.name).items() if address.wanted is None else ():
+        report.add(Damage(f"{model_prefix(address.name)}/tags/{tag}", problem))
     for info in store.list(model_prefix(address.name)):
         if not info.key.startswith(
             tuple(f"{model_prefix(address.name)}/{part}/" for part in ("versions", "tags", REGISTER))
@@ -106,6 +124,17 @@ def _problem_of_size(manifest: ModelManifest, key: str, held_bytes: int | None) 
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     whole = max(entry.stop for entry in entries)
     return f"has {held_bytes} bytes instead of {whole}; lost: {', '.join(lost[:_NAMED])}{more}"
+
+
+def _problem_of_header(store: ObjectStore, key: str, held_bytes: int, verified: Verified) -> str | None:
+    place = (key, 0, pack_id(key))
+    head = b"" if place in verified else read_heads(store, {key: held_bytes}).get(key)
+    if not head:  # found sound before, or packed anew since
+        return None
+    if content_digest(head[: 8 + int.from_bytes(head[:8], "little")]) != pack_id(key):
+        return "its header is damaged: pushes do not find the tensors in it, and store them again"
+    verified.add(place)
+    return None
 
 
 def _digest(stored: StoredModel, entry: TensorEntry, report: VerifyReport, on_progress: Progress) -> str:

@@ -132,7 +132,7 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
             f"model {name!r} has no version {number} in {store.url}; it has {_listed(versions)}",
             outside=f"model {name!r} has no version {number} here; it has {_listed(versions)}",
         )
-    tags = _numbers(store, f"{model_prefix(name)}/tags/{wanted}", _TAG)
+    tags, tag = _numbers(store, f"{model_prefix(name)}/tags/{wanted}", _TAG), None
     if tags:
         with suppress(NotFoundError):  # removed with the model since the listing
             tag = _read_tag(store, name, wanted, tags[-1])
@@ -142,11 +142,28 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
         with suppress(NotFoundError):
             if _digest(store, name, version).startswith(wanted):
                 return version
+    if tag is not None:
+        what = f"tag {wanted!r} of model {name!r} names version {tag.version} of digest {tag.digest[:12]}, which is not"
+        raise NotFoundError(
+            f"{what} in {store.url}; {_tag_remedy(store, name, wanted)}", outside=f"{what} here"
+        )
     known = ", ".join(_tag_names(store, name)[:8]) or "none"
     raise NotFoundError(
         f"model {name!r} has no tag or digest {wanted!r} in {store.url}; its tags: {known}",
         outside=f"model {name!r} has no tag or digest {wanted!r} here; its tags: {known}",
     )
+
+
+def lost_tags(store: ObjectStore, name: str) -> dict[str, str]:
+    """Return the tags of ``name`` that name no version which is there, with a line for each."""
+    found = {}
+    for tag in _tag_names(store, name):
+        try:
+            if _numbers(store, f"{model_prefix(name)}/tags/{tag}", _TAG):
+                resolve(store, ModelAddress(name, tag))
+        except (NotFoundError, DataError) as error:
+            found[tag] = str(error)
+    return found
 
 
 def unknown_model(store: ObjectStore, name: str) -> NotFoundError:
@@ -330,13 +347,17 @@ def _digest(store: ObjectStore, name: str, version: int) -> str:
 
 def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
     key = f"{model_prefix(name)}/tags/{tag}/{number:0{_DIGITS}}{_TAG}"
-    remedy = f"name a version with 'hapi tag {store.url}/{name}@VERSION {tag}'"
+    remedy = _tag_remedy(store, name, tag)
     document = read_document(store, key, remedy)
     try:
         version = check_int(document.get("version"), 1, 10**_DIGITS, "version")
     except BadRequestError as error:
         raise DataError(f"{store.url}/{key} is damaged: {error}; {remedy}") from None
     return Tag(tag, version, str(document.get("digest")), str(document.get("created")))
+
+
+def _tag_remedy(store: ObjectStore, name: str, tag: str) -> str:
+    return f"name a version with 'hapi tag {store.url}/{name}@VERSION {tag}'"
 
 
 def _versions(store: ObjectStore, name: str, ahead: int = 1) -> list[int]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from support.stores import flip
 from hapi.cli.main import main
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.ingest.removal import remove_model
+from hapi.repository import opening
 from hapi.repository.entries import SourceTensor
 from hapi.repository.opening import open_model
 from hapi.repository.packs.collect import collect_packs
@@ -218,6 +220,24 @@ def test_nothing_is_collected_beside_a_version_whose_packs_are_misread(
     assert "nothing can be removed" in told and "removed nothing" in told
 
 
+@pytest.mark.parametrize("name", ["m", "n"])
+def test_a_damaged_structure_is_written_by_the_push_that_its_error_asks_for(
+    store: LocalStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shortened one is written by any push of such a network, one with other bits by a push of the same model."""
+    monkeypatch.setattr(opening, "_KEPT", 0)  # as in another process
+    monkeypatch.setattr(opening, "_structures", OrderedDict())
+    key = pushed(store, "m", layer("a", ONE)).manifest.structure.key
+    whole = store.get(key)
+    damaged = whole[:-1] if name == "n" else whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
+    store.put(key, damaged)
+    with pytest.raises(DataError, match="push the model again"):
+        open_model(store, "m")
+    pushed(store, name, layer("a", ONE))
+    assert store.get(key) == whole
+    assert not verify_model(store, "m").damages and not verify_model(store, name).damages
+
+
 def test_a_damaged_tag_is_named_anew(store: LocalStore) -> None:
     pushed(store, "m", layer("a", ONE))
     pushed(store, "m", layer("a", TWO))
@@ -274,8 +294,9 @@ def test_a_tag_never_names_a_later_version_of_the_same_number(store: LocalStore)
     add_tag(store, "m", "best", 2)
     store.delete(second.manifest.key)
     assert pushed(store, "m", layer("a", THREE)).reference == "m@2"
-    with pytest.raises(NotFoundError, match="no tag or digest 'best'"):
+    with pytest.raises(NotFoundError, match=r"names version 2 of digest .* which is not in .*'hapi tag "):
         open_model(store, "m@best")
+    assert [d.where for d in verify_model(store, "m").damages] == ["models/m/tags/best"]
 
 
 @pytest.mark.parametrize("removing", ["rm", "replace"])

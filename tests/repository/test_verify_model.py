@@ -16,6 +16,7 @@ from hapi.models.zoo.build import ModelSpec
 from hapi.repository.opening import open_model
 from hapi.repository.push import push
 from hapi.repository.verify import verify_model
+from hapi.repository.versions import add_tag, model_prefix
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
@@ -67,6 +68,38 @@ def test_every_tensor_of_which_a_bit_is_flipped(store: ObjectStore) -> None:
         place = f"tensor {name!r}, bytes {entry.start}..{entry.stop}"
         assert line == f"{key}: {place}: fails its digest"
         store.put(key, whole)
+
+
+def test_every_bit_of_a_header(store: ObjectStore) -> None:
+    """Tensors are loaded all the same, but no push finds them: one of the same model mends it."""
+    model = small()
+    key = push(store, "net", model, SPEC).model.manifest.packs[0]
+    whole = store.get(key)
+    for at in range(0, 8 + int.from_bytes(whole[:8], "little"), 5):
+        data = bytearray(whole)
+        data[at] ^= 1
+        store.put(key, data)
+        (line,) = findings(store)
+        assert line.startswith(f"{key}: its header is damaged") and "\n" not in line
+    assert not push(store, "net", model, SPEC, repair=True).new
+    assert not findings(store)
+
+
+def test_every_bit_of_a_tag(store: ObjectStore) -> None:
+    add_tag(store, "net", "best", 1)
+    assert not findings(store)
+    key = f"{model_prefix('net')}/tags/best/00000001.json"
+    whole = store.get(key)
+    created = whole.index(b'"created"')
+    for at in range(created):  # what is behind says when it was made
+        data = bytearray(whole)
+        data[at] ^= 1
+        store.put(key, data)
+        (line,) = findings(store)
+        assert line.startswith("models/net/tags/best: ") and "hapi tag" in line and "\n" not in line
+    store.put(key, b"damaged")
+    assert main(["tag", f"{store.url}/net@1", "best"]) == 0  # as the lines say
+    assert not findings(store)
 
 
 def test_weights_that_are_cut_or_gone_and_what_belongs_to_nothing(store: ObjectStore) -> None:

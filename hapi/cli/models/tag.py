@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.writing import lasting_store
-from hapi.errors import BadRequestError, UsageError
+from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.repository.versions import (
     add_tag,
     list_tags,
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     store = lasting_store(url)
     version = resolve(store, address)
-    before = list_tags(store, address.name).get(args.tag)
+    before = None
+    with suppress(DataError):  # a damaged tag says so where it is used, and is named anew by this
+        before = list_tags(store, address.name).get(args.tag)
     add_tag(store, address.name, args.tag, version)
     moved = f"; it was {before.version}" if before is not None and before.version != version else ""
     say(f"{printable(address.name)}@{printable(args.tag)} is version {version}{moved}")

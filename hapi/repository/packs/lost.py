@@ -30,7 +30,7 @@ def problem_of_packs(
     """
     tensors = list(needed)
     doubtful = dict.fromkeys(key for key, nbytes in tensors if sizes.get(key, -1) < nbytes)
-    found = side_by_side(store, lambda key: _held_bytes(store, key), doubtful)
+    found = side_by_side(store, lambda key: held_bytes(store, key), doubtful)
     held = {**sizes, **dict(zip(doubtful, found, strict=True))}
     lost = [key for key, nbytes in tensors if held.get(key, -1) < nbytes]
     if not lost:
@@ -43,8 +43,8 @@ def problem_of_packs(
     return f"{len(lost)} of {len(tensors)} tensors are lost (packs: {', '.join(ways)}); {REMEDY}"
 
 
-def _held_bytes(store: ObjectStore, key: str) -> int:
-    """Bytes of the pack; -1 where it is missing."""
+def held_bytes(store: ObjectStore, key: str) -> int:
+    """Return the bytes of an object; -1 where it is missing."""
     try:
         return store.size(key)
     except NotFoundError:
