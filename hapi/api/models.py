@@ -38,8 +38,8 @@ def push(
             pushed as tensors without a network: it can be pulled, shown, compared and verified, but not trained.
         address: STORE/NAME, such as ``store/resnet50`` or ``s3://bucket/resnet50``.
         weights: ``random`` (seed 0), ``random:SEED``, a name of the library's weights, or a local checkpoint: a
-            .safetensors, .pth, .pt, .bin or .ckpt file, an ``index.json`` of Hugging Face's shards, or a folder with
-            one of them. It is streamed if it has the network's tensors in its very types and shapes. None: the
+            .safetensors, .pth, .pt, .bin, .ckpt or .pth.tar file, an ``index.json`` of Hugging Face's shards, or a
+            folder with one of them. It is streamed if it has the network's tensors in its types and shapes. None: the
             library's own (``DEFAULT``), and ``random`` for a factory.
         num_classes: classes of the head; None leaves it as it is.
         input_size: side of the square RGB input, in pixels; None: 224, or the model file's.

@@ -12,7 +12,7 @@ STORED_NAMES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ", torch.float8_e8m0fnu: "F8_E8M0",
 }  # fmt: skip
 """Element types that a safetensors file of Hapi holds, and the format's names of them."""
 
@@ -22,7 +22,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
     They are the tensor's own memory, to be read from and written to, where it is contiguous on the CPU; else a copy.
     """
-    flat = tensor.detach().to("cpu").to_dense().contiguous().reshape(-1)
+    held = tensor.detach().to("cpu").to_dense().resolve_conj().resolve_neg()
+    flat = held.contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(bytearray())
     # A single element may have any stride, with which torch refuses to see its bytes.

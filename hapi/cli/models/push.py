@@ -38,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--weights",
         metavar="WEIGHTS",
         help="random[:SEED], a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local checkpoint: "
-        ".safetensors, .pth, .pt, .bin or .ckpt, an index.json of Hugging Face's shards, or a folder with one of "
-        "them (default: DEFAULT, and random for package.module:factory)",
+        ".safetensors, .pth, .pt, .bin, .ckpt or .pth.tar, an index.json of Hugging Face's shards, or a folder with "
+        "one of them (default: DEFAULT, and random for package.module:factory)",
     )
     parser.add_argument(
         "--num-classes",

@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a pushed model, STORE/NAME, or a checkpoint: a .safetensors, .pth, .pt, .bin or .ckpt file, "
+        help="a pushed model, STORE/NAME, or a checkpoint: a .safetensors, .pth, .pt, .bin, .ckpt or .pth.tar file, "
         "an index.json, or a folder with one of them",
     )
     parser.add_argument(

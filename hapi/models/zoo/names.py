@@ -22,8 +22,9 @@ MAX_CLASSES = 10_000_000
 _WORDS = ("", "auto", "random", "DEFAULT")
 """Weights, even where a folder has the name."""
 _RANDOM = re.compile(r"random:(\d{1,18})")
-FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
-_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pth", ".pt", ".ckpt")
+FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar", ".index.json")
+_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pth", ".pt", ".ckpt",
+            ".pth.tar")  # fmt: skip
 """Endings of the names of checkpoints in a folder, the preferred ones first."""
 _USUAL = ("model", "pytorch_model")
 """Names before the ending that count where a folder has several files of a kind, as in Hugging Face's libraries."""

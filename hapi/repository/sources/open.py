@@ -96,8 +96,8 @@ def open_source(path: str | Path) -> TensorSource:
     """Describe the checkpoint at ``path``; only headers are read.
 
     Args:
-        path: a ``.safetensors`` file, a file of ``torch.save`` (``.pth``, ``.pt``, ``.bin``, ``.ckpt``), an
-            ``index.json`` of a sharded checkpoint, or a folder with one of them.
+        path: a ``.safetensors`` file, a file of ``torch.save`` (``.pth``, ``.pt``, ``.bin``, ``.ckpt``,
+            ``.pth.tar``), an ``index.json`` of a sharded checkpoint, or a folder with one of them.
 
     Raises:
         ModelError: there is no checkpoint, or it is damaged.

@@ -21,6 +21,8 @@ _FOREIGN = (
     (b"\x89HDF", "is an HDF5 file, as Keras writes: convert it to .safetensors"),
     (b"PK\x03\x04", f"is damaged: its archive cannot be read; {_COPY}"),
 )
+_TAR = b"ustar"
+"""Bytes 257 to 261 of a tar archive, which PyTorch before 0.2 wrote and no reader without code takes."""
 _NESTED, _NESTED_BYTES = (b"_rebuild_nested_tensor", b"torch.nested"), 4 << 20
 """Names in the pickle of a file with nested tensors, and bytes in which they are looked for: it stands first. torch
 fails in many ways at them, where it does not read memory that is not theirs."""
@@ -58,6 +60,10 @@ def load_error(file: SourceFile, error: Exception) -> ModelError:
         )
     if isinstance(error, RuntimeError) and any(word in text for word in _UNKNOWN):
         return ModelError(f"{what} cannot be read as tensors: {text.splitlines()[0][:200]}")
+    if first[257:262] == _TAR:
+        return ModelError(
+            f"{what} is a tar archive: unpack it; if a PyTorch before 0.2 saved it so, save it anew"
+        )
     start = first[:32]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < file.size:
         return ModelError(f"{what} is a safetensors file: give it a name that ends with .safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tarfile
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from test_sources_safetensors import content, expected
 from torch import nn
 
+from hapi.cli.main import main
 from hapi.errors import ModelError
 from hapi.models.tensors import STORED_NAMES
 from hapi.repository.sources.open import open_source
@@ -57,6 +59,20 @@ def test_a_file_of_the_old_format_is_loaded_whole_and_says_so(tmp_path: Path) ->
     (note,) = open_source(path).notes
     assert "before PyTorch 1.6" in note and "loaded into memory" in note
     assert not open_source(saved(tmp_path / "new.pth", state)).notes
+
+
+def test_the_usual_name_of_the_reference_trainings_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``model_best.pth.tar`` is no archive of tar, and no architecture either."""
+    monkeypatch.chdir(tmp_path)
+    saved(
+        tmp_path / "model_best.pth.tar",
+        {"state_dict": {"module.a": torch.ones(3)}, "epoch": 1, "arch": "resnet18"},
+    )
+    assert list(open_source(tmp_path).tensors) == ["a"]
+    assert main(["show", "model_best.pth.tar"]) == 0 and "1 tensors" in capsys.readouterr().out
+    assert main(["push", "model_best.pth.tar", "store/m", "--quiet"]) == 0
 
 
 def test_a_large_storage_with_a_small_view_is_not_read(tmp_path: Path) -> None:
@@ -151,6 +167,17 @@ def archive(**records: bytes) -> bytes:
     return out.getvalue()
 
 
+def tar(**members: bytes) -> bytes:
+    """What PyTorch before 0.2 wrote has members of these names."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -169,6 +196,10 @@ def archive(**records: bytes) -> bytes:
         (b"<!DOCTYPE html><html>404</html>", "is a web page"),
         (b"\x1f\x8b\x08\x00" + bytes(60), "is compressed by gzip"),
         (b"\x89HDF\r\n\x1a\n" + bytes(60), "is an HDF5 file"),
+        (
+            tar(sys_info=b"", pickle=b"", storages=b"", tensors=b""),
+            "is a tar archive: unpack it; if a PyTorch bef",
+        ),
     ],
 )
 def test_other_files_are_told_in_one_line(
