@@ -19,6 +19,7 @@ from hapi.errors import (
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
+from hapi.models.zoo.architectures import ImportRule
 from hapi.paths import user_path
 from hapi.repository.checksums import TensorChecksum
 from hapi.repository.entries import DTYPES, TensorEntry
@@ -119,12 +120,13 @@ class StoredModel(PushedModel):
         """Whether the damaged bytes came from elsewhere than the store, so that reading them once more may help."""
         return self.store.distrust(entry.pack, entry.start, entry.stop)
 
-    def save(self, output: str | Path) -> None:
+    def save(self, output: str | Path, *, allow_import: ImportRule = False) -> None:
         """Write the model as ``hapi pull`` does: every byte is checked, and what is there is whole.
 
         Args:
             output: a ``.safetensors`` file, which is a model file and a plain state dict; or a folder, which is filled
                 as Hugging Face's libraries do.
+            allow_import: whether the model's factory may be imported: yes, no, or which.
 
         Raises:
             ModelError: the network cannot be built here.
@@ -134,7 +136,7 @@ class StoredModel(PushedModel):
         from hapi.repository.pulling.files import write  # they read what is stored, so they import this
         from hapi.repository.pulling.selection import whole
 
-        write(self, whole(self), user_path(output, "output"))
+        write(self, whole(self, allow_import), user_path(output, "output"))
 
     def key(self, name: str) -> str:
         """Key of stored tensor ``name``'s content."""

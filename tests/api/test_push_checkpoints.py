@@ -176,7 +176,7 @@ def test_of_tied_names_the_later_one_counts_as_in_torch(
 def test_a_saved_model_file_is_streamed_back(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     given = str(write(tmp_path, "safetensors", state))
     hapi.push(THIN_RESNET, f"{tmp_path}/store/net", weights=given, **NETWORK)
-    hapi.open_model(f"{tmp_path}/store/net").save(tmp_path / "net.safetensors")
+    hapi.open_model(f"{tmp_path}/store/net").save(tmp_path / "net.safetensors", allow_import=True)
     again = push_model(f"{tmp_path}/net.safetensors", f"{tmp_path}/store/net")
     assert again.written == 0 and again.model.manifest.card is not None
     assert again.model.manifest.digest == hapi.open_model(f"{tmp_path}/store/net@1").digest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
 from hapi.cli.main import main
+from hapi.errors import ModelError
 from hapi.models.model_file import ModelCard, read_card, write_model
 from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.opening import open_model
+from hapi.store.open import open_store
+from hapi.train.outputs.from_checkpoint import _stored
 from hapi.wire.references import TransformSpec
 
 SPEC = ModelSpec(architecture="squeezenet1_1", num_classes=3, input_shape=(3, 64, 64))
@@ -132,6 +137,32 @@ def test_wrong_pulls_are_one_line(
         assert code == 1 and "there is no dataset or model 'other' in" in err and "hapi ls" in err, err
 
 
+def test_code_that_a_store_names_is_not_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anyone who can write into a store chooses the factories in it, as for hapi layers and hapi-train."""
+    (tmp_path / "hapi_test_pulled.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+    pushed = ("push", "hapi_test_pulled:net", "store/net", "--input-size", 2, "--quiet")
+    assert run(capsys, *pushed)[0] == 0
+    monkeypatch.delitem(sys.modules, "hapi_test_pulled")
+    pull = ("pull", "store/net", "--output", "net.safetensors", "--quiet")
+    code, _, err = run(capsys, *pull)
+    assert code == 2 and "--allow-model hapi_test_pulled:net" in err and err.count("\n") == 1
+    assert "hapi_test_pulled" not in sys.modules and not Path("net.safetensors").exists()
+    with pytest.raises(ModelError, match="is not allowed"):
+        open_model(open_store("store"), "net").save("net.safetensors")
+    card = ModelCard(spec=SPEC, pushed="net@1", classes=("ant",), transform=None, freeze=1)
+    with pytest.raises(ModelError, match="is not allowed"):  # of a checkpoint's frozen layers
+        _stored(card, "store")(["1.weight"])
+    assert run(capsys, *pull, "--tensors", "*")[0] == 0  # these need no network
+    assert run(capsys, *pull, "--allow-model", "hapi_test_pulled:net")[0] == 0
+    assert load_file("net.safetensors").keys() == {"1.weight", "1.bias"}
+
+
 def test_training_with_tensors_only_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -200,6 +231,19 @@ def test_a_training_pushes_its_best_epoch(
     assert "as 'push-tuned@1'" in line and line.endswith("are new to the store, fine-tuned from push-base@1")
     code, out, _ = run(capsys, "show", f"{running.store}/push-tuned")
     assert code == 0 and "fine-tuned from push-base@1 behind layer" in out
+    frozen, tuned = (
+        open_model(open_store(str(running.store)), name).manifest for name in ("push-base", "push-tuned")
+    )
+    own = {entry.pack for entry in tuned.tensors.values()} - {e.pack for e in frozen.tensors.values()}
+    behind = [name for layer in tuned.layers[(tuned.card or {})["freeze"] :] for name in layer.tensors]
+    assert behind and own == {tuned.tensors[name].pack for name in behind}  # the rest is the backbone's
+    pulled = tmp_path / "elsewhere.safetensors"
+    assert run(capsys, "pull", f"{running.store}/push-tuned", "--output", pulled)[0] == 0
+    for path in (tmp_path / "run" / "best.safetensors", pulled):
+        table = path.with_suffix(".csv")
+        code, _, err = run(capsys, "predict", path, f"{running.store}/digits", "--csv", table, "--quiet")
+        assert code == 0, err
+    assert pulled.with_suffix(".csv").read_text() == (tmp_path / "run" / "best.csv").read_text()
 
 
 def test_a_push_that_cannot_be_is_refused_before_the_training(capsys: pytest.CaptureFixture[str]) -> None:

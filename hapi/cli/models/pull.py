@@ -10,7 +10,7 @@ from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.numbers import size
 from hapi.cli.shared.progress import TransferBar
 from hapi.errors import UsageError
-from hapi.factories import search_here
+from hapi.factories import check_allowed, search_here
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import check_outputs, user_path
 from hapi.store.open import open_store, split_model_address
@@ -40,6 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest file in a folder (default 5GB); a larger tensor is alone in one",
     )
+    parser.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a factory that the model may name, whose network a whole pull makes; may be repeated",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -58,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     bounds = _bounds(args.layers)
     if single:
         check_outputs((("--output", args.output),))
-    search_here()
+    if args.allow_model:
+        search_here()
     from hapi.repository.opening import open_model  # brings torch, after what can be told without
     from hapi.repository.pulling.files import SHARD_BYTES, write
     from hapi.repository.pulling.selection import layers, matching, whole
@@ -69,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.tensors is not None:
         content = matching(stored, args.tensors)
     else:
-        content = whole(stored)
+        if stored.manifest.spec is not None:
+            check_allowed(stored.spec.architecture, args.allow_model, stored.name)
+        content = whole(stored, args.allow_model)
     output = user_path(args.output, "--output")
     with TransferBar(f"pulling {stored.name}", args.quiet, by_bytes=True) as bar:
         bar.start(sum(tensor.nbytes for tensor in content.tensors))

@@ -13,6 +13,7 @@ from hapi.errors import UsageError
 from hapi.models.graph.digest import content_digest
 from hapi.models.model_file import ModelCard, state_digest
 from hapi.models.tensors import STORED_NAMES, tensor_bytes
+from hapi.models.zoo.architectures import ImportRule
 from hapi.repository.entries import DTYPES, TensorEntry
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.side_files import FILES_PREFIX, side_files_of
@@ -74,10 +75,14 @@ class FileContent:
     """Small files that a folder gets beside them, by name."""
 
 
-def whole(stored: StoredModel) -> FileContent:
+def whole(stored: StoredModel, allow_import: ImportRule = False) -> FileContent:
     """Return all tensors of the model's network, by the names of its own library, and the facts of a model file.
 
-    A model of tensors only has the names with which it was pushed, and no facts. The network's code is imported.
+    A model of tensors only has the names with which it was pushed, and no facts.
+
+    Args:
+        stored: the model.
+        allow_import: whether its factory may be imported, if one makes its network.
 
     Raises:
         ModelError: the network cannot be built here.
@@ -87,11 +92,11 @@ def whole(stored: StoredModel) -> FileContent:
     if manifest.spec is None:
         tensors = _content((FileTensor(name, entry) for name, entry in _weights(manifest).items()), _PLAIN)
         return replace(tensors, files=side_files_of(manifest))
-    model = stored.layered(allow_import=True)
+    model = stored.layered(allow_import=allow_import)
     names = list(model.module.state_dict())
     homes = {name: model.tensors.first_name(name) for name in names}
     unread = [name for name in names if homes[name] not in manifest.tensors]
-    values = stored.state(stored.tensors, model, unread, allow_import=True)
+    values = stored.state(stored.tensors, model, unread, allow_import)
     found = [FileTensor(name, manifest.tensors.get(homes[name]), values.get(name)) for name in names]
     digest = state_digest({t.name: (t.dtype, t.shape, t.digest) for t in found})
     return _content(found, {**_PLAIN, **card_of(manifest).to_metadata(), "digest": json.dumps(digest)})

@@ -190,10 +190,11 @@ def _stored(card: ModelCard, store: str) -> Reader:
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Read from the pushed model in the store."""
         stored, spec = open_model(open_store(store), str(card.pushed)), card.spec
+        allowed = (spec.architecture,)  # not what others may have put into the store since
         layered = stored.layered(
-            num_classes=spec.num_classes, input_shape=spec.input_shape, allow_import=True
+            num_classes=spec.num_classes, input_shape=spec.input_shape, allow_import=allowed
         )
-        return stored.state(stored.tensors, layered, names, allow_import=True)
+        return stored.state(stored.tensors, layered, names, allowed)
 
     return read
 

@@ -109,7 +109,7 @@ def test_tied_weights_stand_under_both_names(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     spec = ModelSpec(architecture="tied_net:make", weights="random:0", input_shape=(3, 2, 2))
     stored = push(LocalStore(tmp_path / "store"), "tied", build(spec, allow_import=True), spec).model
-    write_file(stored, whole(stored), tmp_path / "m.safetensors")
+    write_file(stored, whole(stored, allow_import=True), tmp_path / "m.safetensors")
     found = load_file(tmp_path / "m.safetensors")
     assert torch.equal(found["a.weight"], found["b.weight"]) and len(found) == 4
     assert same(read_model(tmp_path / "m.safetensors", allow_import=True)[0].state_dict(), found)

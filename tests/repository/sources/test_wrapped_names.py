@@ -101,7 +101,7 @@ def test_what_was_pulled_of_it_is_pushed_again(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "hapi_test_wrapped_too.py").write_text(FACTORY)
     monkeypatch.syspath_prepend(str(tmp_path))
     first = push_model("hapi_test_wrapped_too:Net", f"{tmp_path}/store/net", input_size=8)
-    first.model.save(tmp_path / "pulled.safetensors")
+    first.model.save(tmp_path / "pulled.safetensors", allow_import=True)
     again = push_model(str(tmp_path / "pulled.safetensors"), f"{tmp_path}/store/other")
     assert again.written == 0 and again.model.digest == first.model.digest
     assert open_model(LocalStore(tmp_path / "store"), "other").manifest.tensors.keys() == {
