@@ -101,6 +101,18 @@ def growing(path: str | Path) -> Iterator[BinaryIO]:
             file.close()
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of such a block for the same folder. Raises BlockingIOError where one is in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not _locked(descriptor):
+            raise BlockingIOError(errno.EAGAIN, "another process is writing into it")
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _opened_alone(partial: Path) -> BinaryIO:
     """The file at ``partial``, locked; :class:`BlockingIOError` when another process has it."""
     while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +26,13 @@ FILES_PREFIX = f"{FILES_LAYER}/"
 """Beginning of the names of its tensors."""
 MAX_FILES_BYTES = 64 << 20
 """Bytes of all files; the longest tokenizers have 33 MB."""
-_SETTINGS = "config.json"
+_SETTINGS, _ADAPTER = "config.json", "adapter_config.json"
 _PATTERNS = (
     _SETTINGS, "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.model.v3",
     "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm", "*.tiktoken", "preprocessor_config.json",
     "video_preprocessor_config.json", "processor_config.json", "chat_template.json", "chat_template.jinja",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "adapter_config.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", _ADAPTER,
     "LICENSE", "LICENSE.*", "NOTICE", "NOTICE.*", "README.md",
 )  # fmt: skip
 """Names of files that libraries load with a model, those that matter most first."""
@@ -62,8 +62,9 @@ def is_side_file(name: str) -> bool:
 def find_side_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
     """Return the files that belong to a checkpoint in ``folder`` by name, and lines on those that are left out.
 
-    A folder without ``config.json`` is none of Hugging Face's: nothing in it is taken. A link is followed within the
-    folder, and within Hugging Face's cache: a downloaded one might stand for any private file of this machine.
+    A folder without ``config.json``, or an adapter's, is none of Hugging Face's: nothing in it is taken. A link is
+    followed within the folder, and within Hugging Face's cache: a downloaded one might stand for any private file of
+    this machine.
     """
     sizes: dict[str, int] = {}
     taken, left, room = dict[str, Path](), dict[str, str](), MAX_FILES_BYTES
@@ -79,7 +80,7 @@ def find_side_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
                 sizes[name] = found.st_size
         except (OSError, RuntimeError) as error:  # a link to nothing, or to itself
             left[name] = f"{path} is not pushed: {getattr(error, 'strerror', None) or error}"
-    if _SETTINGS not in sizes:
+    if sizes.keys().isdisjoint((_SETTINGS, _ADAPTER)):
         return {}, [left[_SETTINGS]] if _SETTINGS in left else []
     notes = list(left.values())
     for name in sorted(sizes, key=lambda name: (_importance(name), name)):
@@ -108,6 +109,11 @@ def side_files_of(manifest: ModelManifest) -> Mapping[str, TensorEntry]:
         ):
             found[name] = entry
     return found
+
+
+def are_of_adapter(files: Collection[str]) -> bool:
+    """Return whether files of these names belong to an adapter of a model, and to no model."""
+    return _ADAPTER in files and _SETTINGS not in files
 
 
 def _listed(folder: Path) -> list[str]:

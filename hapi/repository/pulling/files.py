@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi.atomic import PARTIAL_SUFFIX, growing, sync_folder, write_atomically
+from hapi.atomic import PARTIAL_SUFFIX, alone_in, growing, sync_folder, write_atomically
 from hapi.errors import HapiError, UsageError
 from hapi.models.graph.digest import ContentDigest
 from hapi.paths import make_folder
@@ -19,6 +19,7 @@ from hapi.repository.entries import PIECE_BYTES
 from hapi.repository.pulling.reading import read_in_order
 from hapi.repository.pulling.selection import FileContent, FileTensor
 from hapi.repository.pulling.side_files import write_side_files
+from hapi.repository.side_files import are_of_adapter
 from hapi.repository.stored import StoredModel
 from hapi.store.safetensors import encode_header
 from hapi.units import format_bytes
@@ -26,6 +27,8 @@ from hapi.units import format_bytes
 SHARD_BYTES = 5 * 10**9
 """Bytes of a shard unless something else is asked for, as Hugging Face's libraries write them."""
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
+"""Name of the one file of an adapter (PEFT), which its library looks for."""
 
 Note = Callable[[int], None]
 """Told the bytes of tensors that are done since its last call."""
@@ -107,7 +110,8 @@ def write_folder(
     """Write the tensors into ``folder`` as Hugging Face's libraries do: one file, or shards with an index.
 
     The small files that the model was pushed with come first. The index comes last: without it there is no checkpoint.
-    What an interrupted pull wrote is checked, and kept as far as it is whole. Errors are those of :func:`write_file`.
+    What an interrupted pull wrote is checked, and kept as far as it is whole. Two pulls at a time would mix their
+    shards, so the second one is refused. Errors are those of :func:`write_file`.
 
     Args:
         stored: the model.
@@ -116,11 +120,19 @@ def write_folder(
         shard_bytes: bytes of tensors in a shard; a larger tensor is alone in one.
         note: told of progress.
     """
+    with _mapped(folder), alone_in(folder):
+        return _write_folder(stored, content, folder, shard_bytes, note)
+
+
+def _write_folder(
+    stored: StoredModel, content: FileContent, folder: Path, shard_bytes: int, note: Note
+) -> Pulled:
     shards = list(_shards(content.tensors, shard_bytes))
     if len(shards) == 1:
-        _check_alone(folder, {_SINGLE})
+        single = _ADAPTER if are_of_adapter(content.files) else _SINGLE
+        _check_alone(folder, {single})
         small = write_side_files(stored, content.files, folder)
-        alone = write_file(stored, content, folder / _SINGLE, note)
+        alone = write_file(stored, content, folder / single, note)
         return replace(alone, files=(*alone.files, *small))
     paths = [
         folder / f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)

@@ -307,6 +307,20 @@ def test_one_process_writes_a_file_at_a_time(tensors_only: StoredModel, tmp_path
     assert same(load_file(path), load_file(tmp_path / "given.safetensors"))
 
 
+def test_one_process_fills_a_folder_at_a_time(tensors_only: StoredModel, tmp_path: Path) -> None:
+    """Shards of two models or versions have the same names: the index of one would describe those of the other."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+
+    def second(nbytes: int) -> None:
+        with pytest.raises(HapiError, match=r"shards: cannot be written: another process is writing into it"):
+            write_folder(tensors_only, whole(tensors_only), folder, 30_000)
+
+    write_folder(tensors_only, whole(tensors_only), folder, 40_000, second)
+    found = write_folder(tensors_only, whole(tensors_only), folder, 40_000)
+    assert found.kept == found.nbytes and len(found.files) > 2
+
+
 def test_no_link_or_pipe_stands_in_for_the_unfinished_file(tensors_only: StoredModel, tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"mine")
     partial = tmp_path / "m.safetensors.partial"

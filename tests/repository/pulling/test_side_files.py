@@ -185,6 +185,26 @@ def test_folders_of_others_and_files_that_are_too_large(checkpoint: Path, tmp_pa
     assert find_side_files(checkpoint) == ({}, [])
 
 
+def test_an_adapter_comes_back_under_the_names_that_its_library_looks_for(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "lora"
+    folder.mkdir()
+    save_file({"base_model.model.a.lora_A.weight": torch.randn(2, 9)}, folder / "adapter_model.safetensors")
+    torch.save({}, folder / "training_args.bin")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    assert run(capsys, "push", folder, f"{store.url}/lora", "--quiet")[0] == 0
+    assert run(capsys, "pull", f"{store.url}/lora", "--output", tmp_path / "back", "--quiet")[0] == 0
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "back" / name).exists()
+    assert (tmp_path / "back" / "adapter_config.json").read_bytes() == (
+        folder / "adapter_config.json"
+    ).read_bytes()
+    assert load_file(tmp_path / "back" / "adapter_model.safetensors").keys() == {
+        "base_model.model.a.lora_A.weight"
+    }
+
+
 def test_a_link_brings_no_private_file(
     store: LocalStore, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
