@@ -16,7 +16,7 @@ from benchmarks.split.replay import mean_profile
 from benchmarks.split.study import measured_cells
 from benchmarks.testbed.cells import Results, read
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.units import format_duration
 
 WITHIN, SHARE = 0.05, 0.95
@@ -61,7 +61,7 @@ def check_replay(results: Results) -> None:
         samples = next(r["samples"] for r in records if r["kind"] == "plan" and r["cell"] == one.cell.key)
         job = Job(bs=one.cell.bs, samples=samples, epochs=1, request_size=_SWEEP_REQUEST)
         for split, seconds in sorted(one.times.items()):
-            choice = Choice(mode="recompute", cut=0, split=split)
+            choice = Choice(mode="recompute", cut=0, crossing=Crossing(split=split))
             found = Epoch(Machines(profile, job, None, None), choice, 0).run()
             off.append(found / statistics.median(seconds) - 1)
     sizes = sorted(map(abs, off))

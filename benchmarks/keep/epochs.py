@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from benchmarks.keep.disks import CacheAtWork, Shelf
@@ -17,7 +17,7 @@ from benchmarks.keep.events import Then
 from benchmarks.keep.machines import Machines, Requests
 from hapi.client.loading.prefetcher import READ_AHEAD
 from hapi.client.memory import EVEN_ROWS
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.profiler.reuse.facts import RAW
 from hapi.profiler.stages.alternation import Alternation
 
@@ -50,7 +50,7 @@ def _order(samples: int, number: int) -> list[int]:
 
 def alone(choice: Choice, split: int) -> Choice:
     """Return ``choice`` for the batches at one of its splits."""
-    return replace(choice, split=split, wire=choice.wire_of(split) or RAW, alternation=None)
+    return choice.at(Crossing(split=split, wire=choice.crossing.wire_of(split) or RAW))
 
 
 class _Way:
@@ -58,12 +58,12 @@ class _Way:
 
     def __init__(self, machines: Machines, choice: Choice, beside_store: Shelf | None) -> None:
         self.requests = Requests(machines, choice, beside_store)
-        profile, split = machines.profile, choice.split
+        profile, split, codec = machines.profile, choice.crossing.split, choice.crossing.wire
         tier = profile.client_tier
-        wire = profile.sent_bytes(split) / choice.wire.ratio + profile.link.sample_bytes
+        wire = profile.sent_bytes(split) / codec.ratio + profile.link.sample_bytes
         self.decode = tier.decode_seconds if split == 0 else 0.0
         self.arriving = wire * tier.codec_seconds_per_byte + tier.overhead_seconds
-        self.arriving += 0.0 if choice.wire == RAW else profile.sent_bytes(split) / choice.wire.decode
+        self.arriving += 0.0 if codec == RAW else profile.sent_bytes(split) / codec.decode
         each = [layer.client_seconds for layer in profile.layers[: profile.last_split]]
         entering = profile.sent_bytes(split) if split else profile.samples.tensor_bytes
         cut = choice.cut if choice.mode == "keep here" else split
@@ -98,7 +98,8 @@ class Epoch:
             self._shelf = self._cache.shelf(choice.cut, content)
         self._part = choice.limit * job.samples
         """Samples below this number are kept and read."""
-        self._alternation = choice.alternation or Alternation.only(choice.split)
+        at = choice.crossing
+        self._alternation = at.alternation or Alternation.only(at.split)
         self._ways = {
             split: _Way(machines, alone(choice, split), beside_store)
             for split in (self._alternation.split, self._alternation.other)

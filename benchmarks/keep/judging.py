@@ -18,7 +18,7 @@ from benchmarks.keep.whole_job import JobFound, World, busy, epoch_bound, kept_s
 from hapi.cache.disk_rates import DiskRates
 from hapi.client.planning.reuse_choice import ReuseChooser
 from hapi.errors import UsageError
-from hapi.profiler.reuse.choice import Choice, Mode
+from hapi.profiler.reuse.choice import Choice, Crossing, Mode
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
 from hapi.profiler.reuse.facts import RAW, CodecCost, CutCodecs, KeptShare, ReuseFacts, Storage
 from hapi.profiler.stages.alternation import STEPS, Alternation
@@ -88,16 +88,17 @@ def _facts(name: str, found: JobFound) -> dict[str, Any]:
 
 def text_of(choice: Choice) -> str:
     """Return a choice in a few words."""
-    wire = "" if choice.wire == RAW else f", {choice.wire.name} on the wire"
+    at = choice.crossing
+    wire = "" if at.wire == RAW else f", {at.wire.name} on the wire"
     codec = "" if choice.codec == RAW else f" as {choice.codec.name}"
     limit = "" if choice.limit == 1 else f", {choice.limit:.0%} of the samples"
     kept = "" if choice.mode in ("recompute", "keep samples") else f" {choice.cut}{codec}"
     other = ""
-    if choice.alternation is not None:
-        other = f", {choice.alternation.text}"
-        other += "" if choice.other_wire == RAW else f", {choice.other_wire.name} on the wire"
+    if at.alternation is not None:
+        other = f", {at.alternation.text}"
+        other += "" if at.other_wire == RAW else f", {at.other_wire.name} on the wire"
     later = "" if choice.later is None else f"; then {text_of(choice.settled)}"
-    return f"{choice.mode}{kept}, split {choice.split}{wire}{other}{limit}{later}"
+    return f"{choice.mode}{kept}, split {at.split}{wire}{other}{limit}{later}"
 
 
 def sampled_facts(world: World, codecs: tuple[CutCodecs, ...]) -> ReuseFacts:
@@ -143,9 +144,10 @@ class RunPolicy:
         if self._chooser.plan is None:
             raise RuntimeError("a choice was made without one; this is a defect of hapi")
         choice = self._true(self._chooser.plan.choice.unchanging)
-        self._tried |= {choice.cut, choice.split}
-        if choice.alternation is not None:
-            self._tried.add(choice.alternation.other)
+        at = choice.crossing
+        self._tried |= {choice.cut, at.split}
+        if at.alternation is not None:
+            self._tried.add(at.alternation.other)
         if text_of(choice) not in self.texts:
             self.texts.append(text_of(choice))
         return choice
@@ -158,15 +160,12 @@ class RunPolicy:
             at = (one for known in self._codecs if known.cut == cut for one in known.codecs)
             return next((one for one in at if one.name == name), RAW)
 
-        return replace(
-            choice,
-            codec=codec(choice.cut, choice.codec.name),
-            wire=codec(choice.split, choice.wire.name),
-            other_wire=codec(
-                choice.split if choice.alternation is None else choice.alternation.other,
-                choice.other_wire.name,
-            ),
+        at = choice.crossing
+        other = at.split if at.alternation is None else at.alternation.other
+        crossing = replace(
+            at, wire=codec(at.split, at.wire.name), other_wire=codec(other, at.other_wire.name)
         )
+        return replace(choice, codec=codec(choice.cut, choice.codec.name), crossing=crossing)
 
     def _known(self) -> ReuseFacts:
         world, machines = self._world, self._machines
@@ -238,17 +237,18 @@ def every_choice(world: World, codecs: tuple[CutCodecs, ...]) -> Iterator[Choice
     table: dict[int, tuple[CodecCost, ...]] = {at.cut: (RAW, *at.codecs) for at in codecs}
     last = world.profile.last_split
     if world.client is not None:
-        yield Choice(mode="keep samples", cut=0, split=0)
+        yield Choice(mode="keep samples", cut=0, crossing=Crossing(split=0))
     for split in range(last + 1):
         wires = table.get(split, (RAW,)) if split else (RAW,)
         for wire in wires:
-            yield Choice(mode="recompute", cut=0, split=split, wire=wire)
+            crossing = Crossing(split=split, wire=wire)
+            yield Choice(mode="recompute", cut=0, crossing=crossing)
             if world.server is not None and split:
-                yield Choice(mode="keep there", cut=split, split=split, codec=wire, wire=wire)
+                yield Choice(mode="keep there", cut=split, crossing=crossing, codec=wire)
             if world.client is not None:
                 for cut in range(max(1, split), last + 1):
                     for codec in table.get(cut, (RAW,)):
-                        yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+                        yield Choice(mode="keep here", cut=cut, crossing=crossing, codec=codec)
 
 
 def _job_bounds(world: World, every: Sequence[Choice]) -> list[float]:
@@ -285,7 +285,7 @@ def alternations(world: World, every: Sequence[Choice], below: float) -> list[tu
             found += [
                 (float(bounds[step, at]), _both(choice, choices[at], float(steps[step, 0, 0])))
                 for at, step in enumerate(best.tolist())
-                if bounds[step, at] < below and choices[at].split != choice.split
+                if bounds[step, at] < below and choices[at].crossing.split != choice.crossing.split
             ]
         found = heapq.nsmallest(PAIRS, found, key=lambda one: one[0])
     return found
@@ -295,11 +295,9 @@ def _both(one: Choice, other: Choice, share: float) -> Choice:
     """``one`` with this share of its batches as ``other`` has them."""
     if share > 0.5:
         one, other, share = other, one, 1 - share
-    return replace(
-        one,
-        alternation=Alternation(split=one.split, other=other.split, share=share),
-        other_wire=other.wire,
-    )
+    at, also = one.crossing, other.crossing
+    alternation = Alternation(split=at.split, other=also.split, share=share)
+    return replace(one, crossing=replace(at, alternation=alternation, other_wire=also.wire))
 
 
 def best_of(world: World, codecs: tuple[CutCodecs, ...], known: float) -> tuple[float, Choice | None, int]:

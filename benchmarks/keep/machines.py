@@ -100,13 +100,13 @@ class Requests:
     """The server's work on requests, by one choice."""
 
     def __init__(self, machines: Machines, choice: Choice, shelf: Shelf | None) -> None:
-        """Serve requests at ``choice.split``; ``shelf`` holds what is kept beside the store."""
+        """Serve requests that cross as ``choice`` says; ``shelf`` holds what is kept beside the store."""
         self._machines, self._choice, self._shelf = machines, choice, shelf
-        profile = machines.profile
-        self._content = profile.sent_bytes(choice.split)
-        self._wire_bytes = self._content / choice.wire.ratio + profile.link.sample_bytes
-        self._forward = sum(layer.server_seconds for layer in profile.layers[: choice.split])
-        self._encode = 0.0 if choice.wire == RAW else self._content / choice.wire.encode
+        profile, self._split, wire = machines.profile, choice.crossing.split, choice.crossing.wire
+        self._content = profile.sent_bytes(self._split)
+        self._wire_bytes = self._content / wire.ratio + profile.link.sample_bytes
+        self._forward = sum(layer.server_seconds for layer in profile.layers[: self._split])
+        self._encode = 0.0 if wire == RAW else self._content / wire.encode
 
     def send(self, rows: Sequence[int], arrived: FrameArrived, done: Then) -> None:
         """Ask for samples; ``arrived`` is told of each frame, ``done`` comes once the server's work is over."""
@@ -117,7 +117,7 @@ class Requests:
         )
 
     def _begin(self, rows: Sequence[int], arrived: FrameArrived, done: Then) -> None:
-        load = self._machines.profile.server.model_load_seconds if self._choice.split else 0.0
+        load = self._machines.profile.server.model_load_seconds if self._split else 0.0
         self._machines.server.cores.use(load, lambda: self._frame(rows, 0, arrived, done))
 
     def _frame(self, rows: Sequence[int], start: int, arrived: FrameArrived, done: Then) -> None:
@@ -126,7 +126,7 @@ class Requests:
         frame = rows[start : start + profile.server.cos_batch]
         kept = [row for row in frame if self._shelf is not None and self._shelf.held[row]]
         made = [row for row in frame if self._shelf is None or not self._shelf.held[row]]
-        tier, split = profile.server_tier, self._choice.split
+        tier, split = profile.server_tier, self._split
         before = len(made) * profile.samples.tensor_bytes * tier.to_device_seconds_per_byte if split else 0.0
         before += len(made) * tier.decode_seconds if split else 0.0
         before += len(kept) * self._content / RAW.decode

@@ -29,7 +29,7 @@ from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
@@ -129,7 +129,7 @@ def errors_of(record: Mapping[str, Any]) -> dict[str, float]:
         "as if on two": estimate(replace(profile, one_machine=False), job, split).epoch_seconds,
         "replayed": Epoch(
             Machines(replace(profile, one_machine=True), job, None, None),
-            Choice(mode="recompute", cut=0, split=split),
+            Choice(mode="recompute", cut=0, crossing=Crossing(split=split)),
             0,
         ).run(),
     }

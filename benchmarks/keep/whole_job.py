@@ -98,10 +98,11 @@ def epoch_bound(world: World, choice: Choice, share: float) -> float:
 
     It is the longest of what the link, the server's processors and the trainer's have to do; reading is left out.
     """
-    work = busy(world, alone(choice, choice.split), share)
-    if choice.alternation is not None:
-        part, other = choice.alternation.share, choice.alternation.other
-        its = busy(world, alone(choice, other), share)
+    at = choice.crossing
+    work = busy(world, alone(choice, at.split), share)
+    if at.alternation is not None:
+        part = at.alternation.share
+        its = busy(world, alone(choice, at.alternation.other), share)
         work = [(1 - part) * one + part * two for one, two in zip(work, its, strict=True)]
     return world.job.samples * max(work)
 
@@ -114,11 +115,11 @@ def busy(world: World, choice: Choice, share: float) -> list[float]:
         choice: without an alternation.
         share: part of the samples that is kept.
     """
-    profile = world.profile
-    server, client, split = profile.server_tier, profile.client_tier, choice.split
+    profile, split, codec = world.profile, choice.crossing.split, choice.crossing.wire
+    server, client = profile.server_tier, profile.client_tier
     crossing = 1.0 if choice.mode == "keep there" else 1 - share
     made = 1 - share
-    wire = profile.sent_bytes(split) / choice.wire.ratio + profile.link.sample_bytes
+    wire = profile.sent_bytes(split) / codec.ratio + profile.link.sample_bytes
     serving = made * (server.decode_seconds if split else 0.0) + crossing * (
         wire * server.codec_seconds_per_byte + server.overhead_seconds
     )
@@ -134,6 +135,6 @@ def busy(world: World, choice: Choice, share: float) -> list[float]:
         if tier.device == "cpu":
             parts.append((compute * tier.threads + overhead) / tier.processors)
         parts += [compute / tier.devices, overhead / tier.processors]
-    encoded = 0.0 if choice.wire == RAW else made * profile.sent_bytes(split) / choice.wire.encode
+    encoded = 0.0 if codec == RAW else made * profile.sent_bytes(split) / codec.encode
     parts.append((serving + encoded) / server.processors)
     return parts

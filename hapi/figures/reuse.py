@@ -51,7 +51,8 @@ class ReuseCost:
     def of(cls, f: Fields) -> ReuseCost:
         """Parse the ``cost`` of a candidate."""
         choice = f.inner("choice")
-        split = choice.integer("split")
+        crossing = choice.inner("crossing") if choice.has("crossing") else choice  # of older reports
+        split = crossing.integer("split")
         return cls(
             cut=choice.integer("cut"),
             split=split,

@@ -83,12 +83,12 @@ def test_a_plan_of_two_phases_is_replayed_as_planned(small: None, monkeypatch: p
     cell = replace(
         CELL, model="densenet121", bs=32, bandwidth=1e10, room=0.3, codecs=False, speed=10, epochs=4
     )
-    choice = Choice(mode="keep here", cut=19, split=9).then(Crossing(split=14))
+    choice = Choice(mode="keep here", cut=19, crossing=Crossing(split=9)).then(Crossing(split=14))
     world = world_of(cell)
     cost = JobPricer(world.profile, world.job, judging.sampled_facts(world, ()), choice).job_cost(Prices())
     plan = choose_reuse(world.profile, world.job, judging.sampled_facts(world, ()))
     plan = replace(plan, cost=replace(cost, later_epoch=2))
-    splits = [judging.planned_choice(plan, epoch).split for epoch in range(4)]
+    splits = [judging.planned_choice(plan, epoch).crossing.split for epoch in range(4)]
     assert splits == [9, 9, 14, 14] and text_of(choice).endswith("; then keep here 19, split 14")
     assert all(judging.planned_choice(plan, epoch).later is None for epoch in range(4))
 
@@ -106,8 +106,9 @@ def test_a_run_begins_with_estimates_that_are_off_and_pays_what_is_true(small: N
     machines = Machines(world.profile, world.job, world.client, world.server)
     choice = judging.RunPolicy(world, codecs)(machines, 0)
     true_codecs = [RAW, *(codec for at in codecs for codec in at.codecs)]
-    assert choice.codec in true_codecs and choice.wire in true_codecs
-    assert {choice.codec, choice.wire} != {RAW}, "one was chosen that was never tried on much"
+    wire = choice.crossing.wire
+    assert choice.codec in true_codecs and wire in true_codecs
+    assert {choice.codec, wire} != {RAW}, "one was chosen that was never tried on much"
 
 
 def test_nothing_better_is_left_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,8 @@ def test_nothing_better_is_left_out(small: None, monkeypatch: pytest.MonkeyPatch
     truth = min(replay(world, lambda m, e, c=c: c).seconds for c in every)  # type: ignore[misc]
     assert seconds == truth and choice in every and replayed < len(every)
     pairs = alternations(alternating, every, float("inf"))
-    assert all(one.alternation is not None and one.alternation.share <= 0.5 for _, one in pairs)
+    shares = [one.crossing.alternation for _, one in pairs]
+    assert all(one is not None and one.share <= 0.5 for one in shares)
     assert all(bound <= replay(alternating, lambda m, e, c=c: c).seconds for bound, c in pairs[:3])  # type: ignore[misc]
     assert best_of(alternating, (), seconds)[0] <= seconds
 

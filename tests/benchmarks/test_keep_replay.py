@@ -15,7 +15,7 @@ from benchmarks.keep.events import Clock, Pool
 from benchmarks.keep.machines import Machines, SideCache
 from benchmarks.keep.whole_job import World, epoch_bound, replay
 from hapi.profiler.profile import Job, LinkProfile
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.profiler.reuse.facts import RAW
 from hapi.profiler.reuse.job_cost import LINE_BYTES
 from hapi.profiler.stages.alternation import Alternation
@@ -23,8 +23,8 @@ from hapi.profiler.stages.alternation import Alternation
 FAST = LinkProfile(bits_per_second=1e15, variation=0.0, request_seconds=0.0)
 JOB = Job(bs=20, samples=1000, epochs=5, request_size=20)
 QUICK = Disk(read=1e12, write=1e12)
-PLAIN = Choice(mode="recompute", cut=0, split=1)
-KEPT = Choice(mode="keep here", cut=1, split=1)
+PLAIN = Choice(mode="recompute", cut=0, crossing=Crossing(split=1))
+KEPT = Choice(mode="keep here", cut=1, crossing=Crossing(split=1))
 
 
 def test_places_are_given_in_the_order_of_the_demands() -> None:
@@ -107,18 +107,19 @@ def test_an_epoch_takes_as_long_as_its_busiest_stage() -> None:
 
 def test_samples_at_split_0_are_decoded_by_the_trainer() -> None:
     tier = free_tier("cpu", decode_seconds=0.004)
-    found = epoch_seconds(replace(PLAIN, split=0), client_tier=tier)
+    found = epoch_seconds(PLAIN.at(Crossing(split=0)), client_tier=tier)
     assert found == pytest.approx(1000 * (0.004 + 0.01), rel=0.02)  # its only core also computes
 
 
 def halves(choice: Choice) -> Choice:
-    return replace(choice, split=1, alternation=Alternation(split=1, other=0, share=0.5))
+    both = Alternation(split=1, other=0, share=0.5)
+    return replace(choice, crossing=replace(choice.crossing, split=1, alternation=both))
 
 
 def test_batches_of_two_splits_keep_both_tiers_at_work() -> None:
     tiers = {"server_tier": free_tier("cpu"), "client_tier": free_tier("cpu")}
     assert epoch_seconds(**tiers) == pytest.approx(10.0, rel=0.01)
-    assert epoch_seconds(replace(PLAIN, split=0), **tiers) == pytest.approx(10.0, rel=0.02)
+    assert epoch_seconds(PLAIN.at(Crossing(split=0)), **tiers) == pytest.approx(10.0, rel=0.02)
     assert epoch_seconds(halves(PLAIN), **tiers) == pytest.approx(5.0, rel=0.15)
 
 
@@ -155,7 +156,8 @@ def test_epochs_after_one_without_change_are_not_replayed() -> None:
 @pytest.mark.parametrize("mode", ["recompute", "keep here", "keep samples", "keep there"])
 def test_no_replay_is_shorter_than_the_bound(mode: str) -> None:
     for split in (0, 1):
-        choice = Choice(mode=mode, cut=0 if mode in ("recompute", "keep samples") else 1, split=split)  # type: ignore[arg-type]
+        cut = 0 if mode in ("recompute", "keep samples") else 1
+        choice = Choice(mode=mode, cut=cut, crossing=Crossing(split=split))  # type: ignore[arg-type]
         if (mode, split) in (("keep samples", 1), ("keep there", 0)):
             continue
         truth = replace(world(), server=SideCache(disk=QUICK, budget=1 << 40))

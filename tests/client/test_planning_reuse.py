@@ -205,10 +205,10 @@ def test_the_codec_on_the_wire_is_in_the_price() -> None:
         codec = CodecCost(name="planes", ratio=4.0, encode=rate, decode=rate)
         facts = ReuseFacts(wire_codecs=at_each_layer(codec, or_raw=False))
         found = choose_reuse(truth(), JOB, facts, splits=[FREEZE])
-        assert (found.mode, found.choice.wire.name) == ("recompute", "planes")
+        assert (found.mode, found.choice.crossing.wire.name) == ("recompute", "planes")
         seconds.append(found.seconds)
         free = ReuseFacts(wire_codecs=at_each_layer(codec))
-        chosen = choose_reuse(truth(), job, free, splits=[FREEZE]).choice.wire.name
+        chosen = choose_reuse(truth(), job, free, splits=[FREEZE]).choice.crossing.wire.name
         assert chosen == ("planes" if rate == 1e12 else "none")
     assert seconds[1] < seconds[0] < seconds[2]
 

@@ -16,7 +16,7 @@ from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.codecs.measure import measure
 from hapi.codecs.names import EXACT
 from hapi.models.tensors import tensor_bytes
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Crossing
 from hapi.profiler.reuse.facts import RAW, CodecCost, ReuseFacts
 
 
@@ -80,7 +80,7 @@ def test_a_plan_may_choose_at_splits_that_were_not_met_and_requests_follow_it(tm
     known = ReuseFacts(wire_codecs=codecs.costs()).wire_at(3)
     assert [one.name for one in known] == ["none", *EXACT], "raw as well"
     assert codecs.encoded(job).codec == "none", "before there is a plan"
-    raw = Choice(mode="recompute", cut=0, split=3)
+    raw = Crossing(split=3)
     assert codecs.encoded(job, raw).codec == "none" == codecs.encoded(job, _by(known[1], 2)).codec
     assert ReuseFacts(wire_codecs=codecs.costs()).wire_at(3)[0] == RAW, "a later plan may still choose"
     assert codecs.encoded(job, _by(known[3], 3)).codec == "zeros+planes"
@@ -92,8 +92,8 @@ def test_a_plan_may_choose_at_splits_that_were_not_met_and_requests_follow_it(tm
     assert WireCodecs("none", tried_at(3, rectified(8, *job.shape), "auto")).costs() == ()
 
 
-def _by(codec: CodecCost, split: int) -> Choice:
-    return Choice(mode="recompute", cut=0, split=split, wire=codec)
+def _by(codec: CodecCost, split: int) -> Crossing:
+    return Crossing(split=split, wire=codec)
 
 
 def test_a_profile_shows_the_codecs_of_every_cut(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_trainer_that_costs_by_the_hour_makes_alternating_cheaper() -> None:
         assert found.alternation == by_time.alternation is not None
         assert found.money < 0.6 * alone.money and alone.alternation is None
     dear = choose_reuse(halves(), JOB, facts, prices=Prices(trainer=5, server=50), objective="money")
-    assert dear.alternation is None and dear.choice.split == 0  # the trainer computes all
+    assert dear.alternation is None and dear.split == 0  # the trainer computes all
 
 
 def test_splits_after_what_is_kept_do_not_alternate() -> None:

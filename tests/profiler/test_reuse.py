@@ -14,7 +14,7 @@ from support.profiler_tools import crafted, free_tier
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.profiler.reuse.choose import LEAST_GAIN, _LowerBounds, choose_reuse
 from hapi.profiler.reuse.facts import (
     CodecCost,
@@ -81,24 +81,24 @@ def every_choice(profile: Profile, given_facts: ReuseFacts, job: Job) -> list[Ch
     ] or list(range(profile.last_split + 1))
     found = []
     for split in splits:
-        wires = given_facts.wire_at(split)
-        found += [Choice(mode="recompute", cut=0, split=split, wire=wire) for wire in wires]
+        crossings = [Crossing(split=split, wire=wire) for wire in given_facts.wire_at(split)]
+        found += [Choice(mode="recompute", cut=0, crossing=crossing) for crossing in crossings]
         if given_facts.client is not None and split == 0:
-            found.append(Choice(mode="keep samples", cut=0, split=0))
+            found.append(Choice(mode="keep samples", cut=0, crossing=Crossing(split=0)))
         if given_facts.refused:
             continue
         if given_facts.server is not None and split:
             found += [
-                Choice(mode="keep there", cut=split, split=split, codec=codec, wire=wire)
+                Choice(mode="keep there", cut=split, crossing=crossing, codec=codec)
                 for codec in given_facts.codecs_at(split)
-                for wire in wires
+                for crossing in crossings
             ]
         if given_facts.client is not None:
             found += [
-                Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+                Choice(mode="keep here", cut=cut, crossing=crossing, codec=codec)
                 for cut in range(max(1, split), profile.last_split + 1)
                 for codec in given_facts.codecs_at(cut)
-                for wire in wires
+                for crossing in crossings
             ]
     return found
 
@@ -156,7 +156,8 @@ def test_more_epochs_never_make_keeping_less_attractive(
     profile: Profile, job: Job, disk: Storage, epochs: int, more: int
 ) -> None:
     known = ReuseFacts(client=disk)
-    choice = Choice(mode="keep here", cut=profile.last_split, split=profile.last_split)
+    last = profile.last_split
+    choice = Choice(mode="keep here", cut=last, crossing=Crossing(split=last))
     assume(profile.last_split > 0)
     pricer = JobPricer(profile, job, known, choice)
     steps = [pricer.epoch_seconds(pricer.room * part / 10) for part in range(11)]
@@ -189,7 +190,7 @@ def simple(
 ) -> JobCost:
     profile = crafted([nbytes, 1_000], [0.01, 0.0], client_tier=free_tier(), step_seconds=0.001)
     job = Job(bs=20, samples=1000, epochs=epochs, request_size=20)
-    choice = Choice(mode=mode, cut=1, split=1, **changes)  # type: ignore[arg-type]
+    choice = Choice(mode=mode, cut=1, crossing=Crossing(split=1), **changes)  # type: ignore[arg-type]
     return JobPricer(profile, job, known, choice).job_cost(Prices())
 
 
@@ -324,7 +325,7 @@ def test_what_is_kept_and_read_too_slowly_is_read_in_part() -> None:
     assert found.cost.kept == pytest.approx(found.choice.limit)
 
 
-KEPT = Choice(mode="keep here", cut=1, split=1)
+KEPT = Choice(mode="keep here", cut=1, crossing=Crossing(split=1))
 
 
 def test_memory_holds_features_without_their_codec_and_no_stored_samples() -> None:
@@ -337,5 +338,6 @@ def test_memory_holds_features_without_their_codec_and_no_stored_samples() -> No
     mix = JobPricer(profile, job, known, replace(KEPT, codec=codec)).epoch(1.0).mix
     assert mix.hit_read_seconds == pytest.approx(0.5 * (5_000 + RECORD_BYTES) / 1e6, rel=1e-3)
     assert mix.hit_read_cpu == pytest.approx(0.5 * 10_000 / 1e7, rel=1e-2)
-    samples = JobPricer(profile, job, known, Choice(mode="keep samples", cut=0, split=0)).epoch(1.0).mix
+    stored = Choice(mode="keep samples", cut=0, crossing=Crossing(split=0))
+    samples = JobPricer(profile, job, known, stored).epoch(1.0).mix
     assert samples.hit_read_seconds == pytest.approx((1_000 + RECORD_BYTES) / 1e6)

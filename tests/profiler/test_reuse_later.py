@@ -26,9 +26,10 @@ def test_the_split_changes_once_the_cache_is_full() -> None:
     profile, facts = turning(), ReuseFacts(client=DISK)
     found = choose_reuse(profile, JOB, facts)
     choice = found.choice
-    assert (found.mode, choice.cut, choice.split) == ("keep here", 2, 0)
+    assert (found.mode, choice.cut, choice.crossing) == ("keep here", 2, Crossing(split=0))
     assert choice.later == Crossing(split=2) and found.cost.later_epoch == 1
-    assert choice.settled.split == 2 and choice.settled.later is None and choice.unchanging.split == 0
+    assert choice.settled == replace(choice, crossing=Crossing(split=2), later=None)
+    assert choice.unchanging == replace(choice, later=None)
     for one in (choice.unchanging, choice.settled):
         whole = JobPricer(profile, JOB, facts, one).job_cost(Prices())
         assert found.seconds < whole.seconds and whole.later_epoch == 1
@@ -39,7 +40,8 @@ def test_the_split_changes_once_the_cache_is_full() -> None:
     assert found.cost.last_epoch_seconds == later.last_epoch_seconds
     expected = first.first_epoch_seconds + (JOB.epochs - 1) * later.last_epoch_seconds
     assert found.seconds == pytest.approx(expected)
-    assert found.to_json()["cost"]["choice"]["later"]["split"] == 2
+    document = found.to_json()["cost"]["choice"]
+    assert (document["crossing"]["split"], document["later"]["split"]) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +88,17 @@ def test_no_split_for_all_epochs_is_better(
         return
     assert found.mode == "keep here" and found.choice.within(range(cut + 1))
     for split in range(cut + 1):
-        choice = Choice(mode="keep here", cut=cut, split=split)
+        choice = Choice(mode="keep here", cut=cut, crossing=Crossing(split=split))
         assert found.seconds <= JobPricer(profile, job, facts, choice).job_cost(Prices()).seconds * (1 + 1e-9)
 
 
 def test_a_choice_goes_as_far_as_its_later_splits() -> None:
-    choice = Choice(mode="keep here", cut=3, split=1)
+    choice = Choice(mode="keep here", cut=3, crossing=Crossing(split=1))
     assert choice.then(choice.crossing) == choice and choice.settled is choice
     both = choice.then(Crossing(split=2, wire=CodecCost(name="zeros", ratio=2.0, encode=1.0, decode=1.0)))
     assert choice.within([1]) and not both.within([1]) and both.within([1, 2])
-    assert both.wire_of(2) is None and both.settled.wire_of(2) == both.later.wire  # type: ignore[union-attr]
+    assert both.crossing.wire_of(2) is None
+    assert both.settled.crossing.wire_of(2) == both.settled.crossing.wire == both.later.wire  # type: ignore[union-attr]
 
 
 def test_a_run_changes_when_its_cache_is_full_or_nearly_so() -> None:

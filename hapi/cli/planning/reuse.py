@@ -15,7 +15,7 @@ from hapi.config.fields import flag_of
 from hapi.errors import UsageError
 from hapi.paths import user_path
 from hapi.profiler.profile import Job
-from hapi.profiler.reuse.choice import MODE_NAMES, Choice
+from hapi.profiler.reuse.choice import MODE_NAMES, Choice, Crossing
 from hapi.profiler.reuse.choose import Considered, ReusePlan
 from hapi.profiler.reuse.facts import (
     MOST_PRICE,
@@ -205,13 +205,13 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
     name, cost = MODE_NAMES[one.mode], one.cost
     if cost is None:
         return (name, *["-"] * (7 if money else 6), _SHORT.get(one.rejected, one.rejected))
-    kept, sent = cost.choice.codec.name, cost.choice.wire.name
+    kept, sent = cost.choice.codec.name, cost.choice.crossing.wire.name
     name += "" if kept == NONE else f" as {kept}"
     name += "" if sent == NONE else f", sent as {sent}"
     return (
         name,
         str(cost.choice.cut) if cost.choice.mode.startswith("keep") else "-",
-        _splits(cost.choice),
+        _both_splits(cost.choice),
         units.format_duration(cost.seconds),
         *((units.format_money(cost.money),) if money else ()),
         units.format_bytes(cost.received_bytes),
@@ -221,12 +221,16 @@ def _row(one: Considered, found: ReusePlan, money: bool) -> tuple[str, ...]:
     )
 
 
-def _splits(choice: Choice) -> str:
-    """Both splits of batches that alternate, and those that follow once the cache is full."""
-    at = choice.alternation
-    now = str(choice.split) if at is None else f"{choice.split}/{at.other}"
-    later = now if choice.later is None else _splits(choice.settled)
+def _both_splits(choice: Choice) -> str:
+    """Splits at first, and those that follow once the cache is full."""
+    now, later = _splits(choice.crossing), _splits(choice.settled.crossing)
     return now if later == now else f"{now}, then {later}"
+
+
+def _splits(crossing: Crossing) -> str:
+    """The split, or both of batches that alternate."""
+    at = crossing.alternation
+    return str(crossing.split) if at is None else f"{crossing.split}/{at.other}"
 
 
 _SHORT = {"the server keeps no features": "no --server-cache", "no cache here": "no --cache"}

@@ -216,7 +216,7 @@ class Passes:
     def _job(self, splits: Splits, number: int, epoch: int) -> ExtractionJob:
         job = splits.open(number).at(self._settings.seed, epoch)
         reuse = None if self._planning is None else self._planning.reuse
-        return self._codecs.encoded(job, None if reuse is None else reuse.choice)
+        return self._codecs.encoded(job, None if reuse is None else reuse.choice.crossing)
 
     def _loading(self, splits: Splits, report: PassReport, source: PassFeatures | None) -> PassLoading:
         settings, planning = self._settings, self._planning

@@ -25,7 +25,7 @@ from hapi.codecs.measure import measure
 from hapi.codecs.names import CODECS, EXACT, LOSSY, NONE, Codec
 from hapi.errors import BadRequestError
 from hapi.models.tensors import tensor_bytes
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Crossing
 from hapi.profiler.reuse.facts import CutCodecs
 from hapi.wire import messages
 from hapi.wire.frames import codec_fits
@@ -62,8 +62,8 @@ class WireCodecs:
         self._open = self._named != NONE and (self._named is not None or epoch > 0)
         self._considered = set()
 
-    def encoded(self, job: ExtractionJob, planned: Choice | None = None) -> ExtractionJob:
-        """Return ``job`` with the codec for its split: that of the ``planned`` choice where none was chosen yet."""
+    def encoded(self, job: ExtractionJob, planned: Crossing | None = None) -> ExtractionJob:
+        """Return ``job`` with the codec for its split: that of the ``planned`` crossing where none was chosen yet."""
         wire = None if planned is None else planned.wire_of(job.split)
         if wire is not None and self._named is None:
             name = next(codec for codec in CODECS if codec == wire.name)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.choice import Choice
+from hapi.profiler.reuse.choice import Choice, Crossing
 from hapi.profiler.reuse.choose import ReusePlan, choose_reuse
 from hapi.profiler.reuse.facts import RAW, CutCodecs, KeptShare, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import JobCost, JobPricer
@@ -125,13 +125,15 @@ class ReuseChooser:
         if self.plan is None or self._profile is None or self._job is None or self._last is None:
             return None
         choice, last = self.plan.choice.unchanging, self._last
-        if choice.mode in ("keep samples", "keep there") and at != Alternation.only(choice.split):
-            choice = Choice(mode="recompute", cut=0, split=at.split)
+        if choice.mode in ("keep samples", "keep there") and at != Alternation.only(choice.crossing.split):
+            choice = Choice(mode="recompute", cut=0, crossing=Crossing(split=at.split))
         elif choice.mode == "keep here" and max(at.split, at.other) > choice.cut:
             return float("inf")
-        wire, other = (choice.wire_of(split) or last.wire_at(split)[0] for split in (at.split, at.other))
+        wire, other = (
+            choice.crossing.wire_of(split) or last.wire_at(split)[0] for split in (at.split, at.other)
+        )
         alternation = at if at.share else None
-        choice = replace(choice, split=at.split, wire=wire, alternation=alternation, other_wire=other)
+        choice = choice.at(Crossing(split=at.split, wire=wire, alternation=alternation, other_wire=other))
         return JobPricer(self._profile, self._job, self._last, choice).job_cost(self._prices).seconds
 
     def encoding_seconds(self, split: int) -> float:

@@ -34,6 +34,16 @@ class Crossing:
     other_wire: CodecCost = RAW
     """Codec on the wire at that one."""
 
+    def wire_of(self, split: int) -> CodecCost | None:
+        """Return the codec on the wire at ``split``; None where no batch runs there."""
+        if split == self.split:
+            return self.wire
+        return self.other_wire if self.alternation is not None and split == self.alternation.other else None
+
+    def within(self, splits: Sequence[int]) -> bool:
+        """Return whether all batches run at ``splits``."""
+        return self.split in splits and (self.alternation is None or self.alternation.other in splits)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -42,38 +52,18 @@ class Choice:
     mode: Mode
     cut: int
     """Layer whose output is kept; 0 for stored samples, and where nothing is kept."""
-    split: int
-    """Split of the samples that are not kept."""
+    crossing: Crossing
+    """Samples that are not kept, as long as the cache fills."""
     codec: CodecCost = RAW
     """Codec of what is kept."""
-    wire: CodecCost = RAW
-    """Codec of features on the wire."""
     limit: float = 1.0
     """Part of the samples that is kept and read although there may be room: more would be read too slowly."""
-    alternation: Alternation | None = None
-    """Batches whose samples are not kept alternate between :attr:`split` and another one."""
-    other_wire: CodecCost = RAW
-    """Codec on the wire at that one."""
     later: Crossing | None = None
     """Samples that are not kept once nothing more comes into the cache; None where they go on as before."""
 
-    @property
-    def crossing(self) -> Crossing:
-        """Samples that are not kept while the cache fills."""
-        return Crossing(
-            split=self.split, wire=self.wire, alternation=self.alternation, other_wire=self.other_wire
-        )
-
     def at(self, crossing: Crossing) -> Choice:
         """Return the choice with samples that cross as ``crossing`` says, from now on."""
-        return replace(
-            self,
-            split=crossing.split,
-            wire=crossing.wire,
-            alternation=crossing.alternation,
-            other_wire=crossing.other_wire,
-            later=None,
-        )
+        return replace(self, crossing=crossing, later=None)
 
     @property
     def settled(self) -> Choice:
@@ -91,14 +81,4 @@ class Choice:
 
     def within(self, splits: Sequence[int]) -> bool:
         """Return whether all batches run at ``splits``."""
-        ways = (self.crossing,) if self.later is None else (self.crossing, self.later)
-        return all(
-            way.split in splits and (way.alternation is None or way.alternation.other in splits)
-            for way in ways
-        )
-
-    def wire_of(self, split: int) -> CodecCost | None:
-        """Return the codec on the wire at ``split`` now; None where no batch runs there."""
-        if split == self.split:
-            return self.wire
-        return self.other_wire if self.alternation is not None and split == self.alternation.other else None
+        return self.crossing.within(splits) and (self.later is None or self.later.within(splits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from hapi.profiler.cost import memory
@@ -75,12 +75,12 @@ class ReusePlan:
     @property
     def split(self) -> int:
         """Split of the samples that are not kept."""
-        return self.choice.split
+        return self.choice.crossing.split
 
     @property
     def alternation(self) -> Alternation | None:
         """Split that takes some batches instead of :attr:`split`, and their share."""
-        return self.choice.alternation
+        return self.choice.crossing.alternation
 
     @property
     def codec(self) -> str:
@@ -201,22 +201,24 @@ def choices(profile: Profile, facts: ReuseFacts, splits: Sequence[int]) -> Itera
     A cut is left out where a later one takes no more bytes with some codec that is no slower: it costs no more in any
     epoch, and leaves less to compute.
     """
-    for split in splits:
-        for wire in facts.wire_at(split):
-            yield Choice(mode="recompute", cut=0, split=split, wire=wire)
+    crossings = {
+        split: [Crossing(split=split, wire=wire) for wire in facts.wire_at(split)] for split in splits
+    }
+    for crossing in chain.from_iterable(crossings.values()):
+        yield Choice(mode="recompute", cut=0, crossing=crossing)
     if facts.client is not None and not facts.samples_refused and 0 in splits:
-        yield Choice(mode="keep samples", cut=0, split=0)
+        yield Choice(mode="keep samples", cut=0, crossing=Crossing(split=0))
     if facts.refused:
         return
     if facts.server is not None:
         for split in splits:
-            for codec, wire in product(facts.codecs_at(split), facts.wire_at(split)) if split else ():
-                yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=wire)
+            for codec, crossing in product(facts.codecs_at(split), crossings[split]) if split else ():
+                yield Choice(mode="keep there", cut=split, crossing=crossing, codec=codec)
     if facts.client is not None:
         for cut, codec in worthwhile_cuts(profile, facts):
             for split in splits:
-                for wire in facts.wire_at(split) if split <= cut else ():
-                    yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+                for crossing in crossings[split] if split <= cut else ():
+                    yield Choice(mode="keep here", cut=cut, crossing=crossing, codec=codec)
 
 
 def worthwhile_cuts(profile: Profile, facts: ReuseFacts) -> list[tuple[int, CodecCost]]:

@@ -69,14 +69,14 @@ class JobPricer:
         content = profile.sent_bytes(choice.cut)
         self.sample_bytes = content / choice.codec.ratio + RECORD_BYTES
         """Bytes of a kept sample on disk."""
-        self._content, self._depth = content, prefetch_depth(profile, job, choice.split)
+        self._content, self._depth = content, prefetch_depth(profile, job, choice.crossing.split)
         self._trainers = facts.trainers
         on_server = choice.mode == "keep there"
         self.storage: Storage | None = None
         self.kept_before = 0.0
         if choice.mode != "recompute":
             self.storage = self._filled(facts.server if on_server else facts.client)
-            own_share = facts.client_share(choice.cut, choice.split)
+            own_share = facts.client_share(choice.cut, choice.crossing.split)
             self.kept_before = facts.server_share(choice.cut) if on_server else own_share
         self.unused = (1 - choice.limit) * self.kept_before
         """Share of the samples that is kept, and not read."""
@@ -161,16 +161,17 @@ class JobPricer:
             share: of its samples that are kept when it begins, from 0 to 1.
             keeping: share of its samples that it keeps.
         """
-        choice = self.choice.settled if self._full(share) else self.choice
-        one = self.at_split(choice.split, choice.wire, share, keeping)
-        if choice.alternation is None:
+        at = (self.choice.settled if self._full(share) else self.choice).crossing
+        one = self.at_split(at.split, at.wire, share, keeping)
+        if at.alternation is None:
             return one
-        other = self.at_split(choice.alternation.other, choice.other_wire, share, keeping)
-        return Alternating(one, other, choice.alternation.share)
+        other = self.at_split(at.alternation.other, at.other_wire, share, keeping)
+        return Alternating(one, other, at.alternation.share)
 
     def at_split(self, split: int, wire: CodecCost, share: float, keeping: float = 0.0) -> Pipeline:
         """Return the stages of an epoch that computes what is not kept at ``split``, see :meth:`epoch`."""
-        depth = self._depth if split == self.choice.split else prefetch_depth(self.profile, self.job, split)
+        own = split == self.choice.crossing.split
+        depth = self._depth if own else prefetch_depth(self.profile, self.job, split)
         mix = self._mix(share, keeping, split, wire)
         return Pipeline(self.profile, self.job, split, "stored", mix, depth=depth)
 

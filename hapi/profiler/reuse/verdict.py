@@ -33,8 +33,9 @@ def better(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def kept_before(facts: ReuseFacts, choice: Choice) -> float:
     """Return the share of the samples that ``choice`` finds kept."""
-    on_server = choice.mode == "keep there"
-    return facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut, choice.split)
+    if choice.mode == "keep there":
+        return facts.server_share(choice.cut)
+    return facts.client_share(choice.cut, choice.crossing.split)
 
 
 def _shown(cost: JobCost, objective: Objective) -> str:
