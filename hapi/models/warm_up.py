@@ -16,5 +16,9 @@ def warm_up_libraries() -> None:
         )
         inputs, labels = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
         optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
-        nn.functional.cross_entropy(layers(inputs), labels).backward()
-        optimizer.step()
+        for layer in layers:
+            inputs = layer.forward(
+                inputs
+            )  # a script may have hooks for the calls of all modules, and for all steps
+        nn.functional.cross_entropy(inputs, labels).backward()
+        torch.optim.SGD.step.__wrapped__(optimizer)  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 _SMALL_BUFFER = 1 << 16
 """Buffers of at most so many bytes are copied for the second pass where something else may change them."""
+_SAMPLED = 64
+"""Values of a tensor that are compared between both passes."""
 _UNCHANGING = (
     type(None), bool, int, float, complex, str, bytes, slice, range, type, enum.Enum, nn.Module, torch.Size,
     torch.dtype, torch.device, torch.layout, torch.memory_format, types.FunctionType, types.BuiltinFunctionType,
@@ -68,7 +70,9 @@ class LayerState:
         """Note it as it is."""
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
         """Tables of names, each with what was in it."""
-        self._versions: list[tuple[str, torch.Tensor, int]] = []
+        self._versions: list[tuple[str, torch.Tensor, int, bytes]] = []
+        self._needed = [one.detach() for one in layer.parameters()]
+        """Views of parameters, until backward has computed the layer again: they tell that it still needs them."""
         self._leaves = [(one, one.requires_grad) for one in layer.parameters() if one.is_leaf]
         self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, int, torch.Tensor | None]] = []
         for module in layer.modules():
@@ -79,7 +83,9 @@ class LayerState:
             tensors = {**own, **module._parameters}
             for name, value in tensors.items():
                 if isinstance(value, torch.Tensor):
-                    self._versions.append((f"{type(module).__name__}.{name}", value, value._version))
+                    self._versions.append(
+                        (f"{type(module).__name__}.{name}", value, value._version, _sample(value))
+                    )
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     copy = buffer.clone() if buffer.nbytes <= _SMALL_BUFFER else None
@@ -92,8 +98,8 @@ class LayerState:
         Raises:
             RuntimeError: a parameter was changed in place since.
         """
-        for name, tensor, version in self._versions:
-            if tensor._version != version:
+        for name, tensor, version, sample in self._versions:
+            if tensor._version != version or _sample(tensor) != sample:
                 raise _changed(name, tensor, version)
         now = [(table, dict(table)) for table, _ in self._tables]
         toggled = [(one, trains) for one, trains in self._leaves if one.requires_grad != trains]
@@ -109,10 +115,21 @@ class LayerState:
                     table[name] = copy
             yield
         finally:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                self._needed.clear()
             for one, trains in toggled:
                 one.requires_grad_(not trains)
             for table, found in now:
                 _put(table, found, dict(table))
+
+
+def _sample(tensor: torch.Tensor) -> bytes:
+    """Some values, where the CPU has them: not every change has a version."""
+    if not tensor.is_cpu or not tensor.numel() or not tensor.is_contiguous() or tensor.is_inference():
+        return b""
+    count = min(_SAMPLED, tensor.numel())
+    values = tensor.detach().as_strided((count,), (tensor.numel() // count,))
+    return values.clone().view(torch.uint8).numpy().tobytes()
 
 
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+from torch.nn.utils import parametrize
+
+from hapi.offload.loop.fixed import BoundToModel
 
 _LISTS = (nn.Sequential, nn.ModuleList)
 
@@ -26,7 +31,28 @@ def why_not_recomputed(layer: nn.Module) -> str | None:
     for inner in layer.modules():
         if inner.training and getattr(inner, "track_running_stats", False):
             return f"{type(inner).__name__} in training: its statistics would move twice"
-    return None
+        if inner is not layer and any(not _is_repeatable(hook) for hook in _hooks_of(inner)):
+            return f"{type(inner).__name__} in it has a forward hook, which would be called twice"
+    if _of_all_modules():
+        return "a hook of all modules would be called twice"
+    is_cached = bool(parametrize._cache_enabled)
+    return "parametrizations are cached, and would not be by then" if is_cached else None
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def _of_all_modules() -> bool:
+    """Whether there are hooks for all modules."""
+    known = nn.modules.module
+    return bool(known._global_forward_hooks or known._global_forward_pre_hooks)
+
+
+def _is_repeatable(hook: Any) -> bool:
+    """Whether a hook does the same in a second pass: this package's own, and those of torch's that set weights."""
+    owner = getattr(hook, "__self__", hook)
+    return isinstance(owner, BoundToModel) or type(owner).__module__.startswith("torch.nn.utils.")
 
 
 def _collect(module: nn.Module, prefix: str, found: dict[int, tuple[str, nn.Module]]) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.cache.disk_rates import measure_disk
 from hapi.models.warm_up import warm_up_libraries
 from hapi.offload.activations.saved import Key
+from hapi.offload.activations.side_effects import OwnDraws, SideEffects
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.watching import MemoryWatch, Moment
 from hapi.offload.layer_memory import GradientRoom, Layer
@@ -123,7 +120,7 @@ class IterationMeasure:
         if layer not in self.order:
             self.order.append(layer)
         module, now = self._layers[layer][1], self._now[layer]
-        watched, draws = _SideEffects(module, inputs), _OwnDraws()
+        watched, draws = SideEffects(module, inputs), OwnDraws()
         counter = FlopCounterMode(display=False)
         after: list[float] = []
         started = time.perf_counter()
@@ -174,54 +171,6 @@ class IterationMeasure:
     def _largest_gradient(self, layer: int) -> int:
         trained = (x for x in self._layers[layer][1].parameters() if x.requires_grad)
         return max((parameter.nbytes for parameter in trained), default=0)
-
-
-class _SideEffects:
-    """State of a layer, and generators that recomputing does not turn back, before its forward pass."""
-
-    def __init__(self, layer: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
-        self._layer = layer
-        self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
-        self._buffers = [(buffer, buffer._version) for buffer in layer.buffers()]
-        self._draws = _draws()
-
-    def found(self) -> str | None:
-        """Return why a second pass would do otherwise; None without a reason."""
-        buffers = list(self._layer.buffers())
-        is_same = len(buffers) == len(self._buffers) and all(
-            buffer is before and buffer._version == version
-            for buffer, (before, version) in zip(buffers, self._buffers, strict=True)
-        )
-        if not is_same:
-            return "its forward pass changes buffers, which would change twice"
-        if any(tensor._version != version for tensor, version in self._inputs):
-            return "it changes its input in place, which would change twice"
-        if _draws() != self._draws:
-            return "it draws from Python's or NumPy's generator, which would draw anew"
-        return None
-
-
-class _OwnDraws(TorchDispatchMode):
-    """Notices random numbers of a generator that a layer names: recomputing turns torch's own ones back."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: str | None = None
-        """Why a second pass would do otherwise."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operator."""
-        if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
-            self.found = "it draws from a generator of its own, which would draw anew"
-        return func(*args, **(kwargs or {}))
-
-
-def _draws() -> tuple[Any, ...]:
-    """Where Python's and NumPy's generators are."""
-    _, keys, place, *gauss = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(keys).tobytes(), place, gauss
 
 
 def measured_machine(
