@@ -252,6 +252,10 @@ def _build_context(
     strategy, split = resolve_split(frozen, settings.split, freeze)
     training, validation, held_out = hold_out(settings, servers, description)
     shared, last_split = shared_weights(device), layered.last_split(freeze)
+    digests = tuple(layered.prefix_digests(last_split))
+    # The servers alone will have some of these tensors; a caller may change the others.
+    names = layered.tensor_names(0, last_split)
+    layered.expected_digests = {**layered.expected_digests, **{n: layered.digest_of(n) for n in names}}
     return JobContext(
         servers=servers,
         stall=connected.stall,
@@ -269,7 +273,7 @@ def _build_context(
         tf32=settings.tf32,
         weights=model.weights,
         freeze=freeze,
-        prefix_digests=tuple(layered.prefix_digests(last_split)),
+        prefix_digests=digests,
         candidate_splits=layered.candidate_splits(freeze),
         strategy=strategy,
         split=split,

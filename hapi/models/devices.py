@@ -10,6 +10,9 @@ from hapi.allocator import give_back_freed_memory
 from hapi.errors import DeviceMemoryError, HapiError, HostMemoryError, UsageError
 from hapi.process.free_memory import host_free_bytes
 
+_DENORMAL = 1e-40
+"""A number that float32 has with few bits only."""
+
 
 def resolve_device(name: str, what: str = "device") -> torch.device:
     """Return the torch device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
@@ -86,13 +89,15 @@ def set_arithmetic(device: torch.device, *, tf32: bool = False) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def rounded_float32(device: torch.device, *, tf32: bool = False) -> dict[str, str]:
-    """Return the operations whose float32 inputs this process lets libraries round on ``device``, beside Hapi's TF32.
+def changed_arithmetic(device: torch.device, *, tf32: bool = False) -> dict[str, str]:
+    """Return settings of this process that change float32 results on ``device``, beside Hapi's TF32.
 
-    A caller's own ``torch.set_float32_matmul_precision`` does so, on some processors also outside of a GPU.
+    A caller's own ``torch.set_float32_matmul_precision`` lets libraries round, on some processors also outside of a
+    GPU; ``torch.set_flush_denormal`` makes zeros of the smallest numbers; other kernels round elsewhere; and tensors
+    that layers make have the default type.
 
     Returns:
-        Types by operation; none by default.
+        Values by name; none by default.
     """
     libraries = torch.backends.cudnn if device.type == "cuda" else torch.backends.mkldnn
     operations = {name: getattr(libraries, name, None) for name in ("matmul", "conv", "rnn")}
@@ -100,7 +105,21 @@ def rounded_float32(device: torch.device, *, tf32: bool = False) -> dict[str, st
         operations["matmul"] = torch.backends.cuda.matmul
     usual = {"none", "ieee", *(("tf32",) if tf32 else ())}
     found = {name: str(getattr(one, "fp32_precision", "none")) for name, one in operations.items()}
-    return {f"{device.type} {name}": value for name, value in found.items() if value not in usual}
+    changed = {f"{device.type} {name}": value for name, value in found.items() if value not in usual}
+    attention, mha = torch.backends.cuda, torch.backends.mha  # the names say cuda, also for a CPU
+    kernels = {
+        "library": libraries.enabled,
+        "flash attention": attention.flash_sdp_enabled(),
+        "efficient attention": attention.mem_efficient_sdp_enabled(),
+        "plain attention": attention.math_sdp_enabled(),
+        "fast attention layer": mha.get_fastpath_enabled(),
+    }
+    changed |= {f"{device.type} {name}": "off" for name, is_on in kernels.items() if not is_on}
+    if device.type == "cpu" and float(torch.tensor(_DENORMAL, dtype=torch.float32) * 1) == 0:
+        changed["cpu denormal numbers"] = "flushed"
+    if torch.get_default_dtype() != torch.float32:
+        changed["default type"] = str(torch.get_default_dtype())
+    return changed
 
 
 def arithmetic_type(features: torch.dtype, device: torch.device) -> torch.dtype:

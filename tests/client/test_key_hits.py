@@ -129,12 +129,16 @@ def test_weights_after_the_cut(service: Service, base: str) -> None:
         assert key_of(session) == base
 
 
-def test_weights_before_the_cut_that_were_changed_in_an_open_session(service: Service, base: str) -> None:
-    with open_session(service, **{**BASE, "split": 0}) as session:  # which has these weights in memory
+@pytest.mark.parametrize("split", [0, 5])
+def test_weights_before_the_cut_that_were_changed_in_an_open_session(
+    service: Service, base: str, split: int
+) -> None:
+    """Those after the split are in memory here; only the server has the others."""
+    with open_session(service, **{**BASE, "split": split}) as session:
         assert key_of(session) == base
         model = session.job_context.model
         with torch.no_grad():
-            model.tensors.get(model.tensor_names(0, CUT)[0]).mul_(1.5)
+            model.tensors.get(model.tensor_names(split, CUT)[0]).mul_(1.5)
         assert key_of(session) != base
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import TransportError, UsageError
 from hapi.ingest.in_place.discover import find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
-from hapi.models.devices import rounded_float32
+from hapi.models.devices import changed_arithmetic
 from hapi.models.graph.layers import layered
 from hapi.server.service import Service
 from hapi.store.open import open_store
@@ -79,16 +80,27 @@ def test_a_key_of_a_run(service: Service) -> None:
         assert len(digests) == 14
 
 
-def test_arithmetic_that_a_loop_of_ones_own_has_rounded_is_in_the_key(service: Service) -> None:
+def test_arithmetic_that_a_loop_of_ones_own_has_changed_is_in_the_key(service: Service) -> None:
+    changes: list[tuple[Callable[[Any], object], list[Any], Any]] = [
+        (torch.set_float32_matmul_precision, ["high", "medium"], "highest"),
+        (torch.set_flush_denormal, [True], False),
+        (partial(setattr, torch.backends.mkldnn, "enabled"), [False], True),
+        (torch.set_default_dtype, [torch.float64, torch.bfloat16], torch.float32),
+        (torch.backends.cuda.enable_flash_sdp, [False], True),
+        (torch.backends.cuda.enable_mem_efficient_sdp, [False], True),
+        (torch.backends.cuda.enable_math_sdp, [False], True),
+        (torch.backends.mha.set_fastpath_enabled, [False], True),
+    ]
     with open_session(service) as session:
         usual = key_of(session)
-        try:
-            for precision in ("high", "medium"):
-                torch.set_float32_matmul_precision(precision)
-                assert rounded_float32(torch.device("cpu")) and key_of(session) != usual, precision
-        finally:
-            torch.set_float32_matmul_precision("highest")
-        assert key_of(session) == usual and not rounded_float32(torch.device("cpu"))
+        for change, values, before in changes:
+            try:
+                for value in values:
+                    change(value)
+                    assert changed_arithmetic(torch.device("cpu")) and key_of(session) != usual, value
+            finally:
+                change(before)
+            assert key_of(session) == usual and not changed_arithmetic(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])

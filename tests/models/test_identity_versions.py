@@ -110,7 +110,8 @@ class Stand(types.ModuleType):
         setattr(self, name, type(name, (), {}))
         return getattr(self, name)
 
-ABSENT = ["torch", "torch.fx", "torch.nn", *map("hapi.models.{}".format, ("tensors", "graph.cuts", "graph.segment"))]
+ABSENT = ["numpy", "torch", "torch.fx", "torch.nn"]
+ABSENT += map("hapi.models.{}".format, ("tensors", "graph.cuts", "graph.segment"))
 for name in ABSENT:
     sys.modules[name] = Stand(name)
 sys.modules["torch"].fx, sys.modules["torch"].nn = sys.modules["torch.fx"], sys.modules["torch.nn"]

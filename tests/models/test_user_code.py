@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hapi.models.graph.layers import LayeredModel, layered
-from hapi.models.graph.user_code import DIGITS, unread_layer, user_code
+from hapi.models.graph.user_code import DIGITS, unidentified_layer, user_code
 
 NAME = "users_net"
 SOURCE = '''
@@ -166,7 +166,7 @@ def test_layers_that_run_it_have_it_in_their_digest(tmp_path: Path) -> None:
     digests = []
     for source in (SOURCE, changed("x.sum() > 0", "x.sum() > 1"), changed("return lr", "return 2 * lr")):
         model = model_of(imported(tmp_path, source).Gate)
-        assert model.traced.opaque == ("1",) and unread_layer(model, 3) is None
+        assert model.traced.opaque == ("1",) and unidentified_layer(model, 3) is None
         digests.append(model.prefix_digests())
     before, other, same = digests
     assert before == same and before[:2] == other[:2]
@@ -174,9 +174,9 @@ def test_layers_that_run_it_have_it_in_their_digest(tmp_path: Path) -> None:
     space: dict[str, Any] = {"__name__": "typed_in"}
     exec(SOURCE, space)
     model = model_of(space["Gate"])
-    assert unread_layer(model, 1) is None
-    layer, name = unread_layer(model, 2) or (None, "")
-    assert layer is model.layers[1] and name == "typed_in.Gate"
+    assert unidentified_layer(model, 1) is None
+    layer, why = unidentified_layer(model, 2) or (None, "")
+    assert layer is model.layers[1] and why.startswith("runs typed_in.Gate, whose source")
 
 
 @pytest.mark.slow

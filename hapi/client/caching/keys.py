@@ -28,9 +28,9 @@ from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.trouble import is_servers_fault
 from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError, HapiError
-from hapi.models.devices import rounded_float32
+from hapi.models.devices import changed_arithmetic
 from hapi.models.graph.numbering import Layer
-from hapi.models.graph.user_code import unread_layer
+from hapi.models.graph.user_code import unidentified_layer
 from hapi.text import printable
 from hapi.wire import messages
 from hapi.wire.cache_room import CacheRoom
@@ -172,13 +172,9 @@ def feature_key(
             f"files of dataset {description.reference.name!r} at {edited[0]} changed or moved since they were indexed; "
             "index it again with --replace"
         )
-    unread = unread_layer(job_context.model, cut)
-    if unread is not None:
-        layer, name = unread
-        return Refusal(
-            f"layer {layer.index} ({layer.name}) runs {name}, whose source cannot be read or is not what runs, so that "
-            "changes of it would go unnoticed"
-        )
+    if (unidentified := unidentified_layer(job_context.model, cut)) is not None:
+        layer, why = unidentified
+        return Refusal(f"layer {layer.index} ({layer.name}) {why}")
     frozen = job_context.frozen
     return FeatureKey(
         dataset=description.reference,
@@ -192,7 +188,7 @@ def feature_key(
         tf32=job_context.tf32,
         code=joined_code(
             [server.code for server in codes if server.code is not None],
-            rounded_float32(job_context.device, tf32=job_context.tf32),
+            changed_arithmetic(job_context.device, tf32=job_context.tf32),
         ),
         rounding=rounding_at(job_context, min(cut, job_context.split if split is None else split)),
     )

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import ModelChoiceError
+from hapi.models.batch_flow import BatchFlow, Operation, OperatorLog
 from hapi.models.graph.meta_rules import meta_result
 from hapi.models.graph.tracing import Traced, describe_failure
 from hapi.models.graph.views import Tree, build_tree, shadow
@@ -47,6 +48,8 @@ class NodeFacts:
     random: bool
     mixes: bool
     """True when a sample's result depends on the other samples of its batch (BatchNorm without running statistics)."""
+    combines: bool = False
+    """True when it does so in another way, such as by the mean over the batch."""
 
     @property
     def holds_tensor(self) -> bool:
@@ -65,11 +68,11 @@ class NodeFacts:
 class _Recorder(TorchDispatchMode):
     """Notes which operators draw random numbers or mix samples, and which memory is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: OperatorLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.random = False
-        self.mixes = False
+        self.random = self.mixes = False
         self.written: set[int] = set()
+        self._log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -83,7 +86,9 @@ class _Recorder(TorchDispatchMode):
             # Of InstanceNorm torch makes one over a single sample.
             self.mixes = self.mixes or (bool(given.get("training")) and given["input"].shape[0] > 1)
         known = meta_result(func, args, kwargs)
-        return func(*args, **kwargs) if known is None else known
+        result = func(*args, **kwargs) if known is None else known
+        self._log.add(func, (args, kwargs), result)
+        return result
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,6 +125,7 @@ class _Observed:
     writes: set[int]
     random: bool
     mixes: bool
+    operations: Sequence[Operation]
 
 
 Runs = tuple[dict[fx.Node, _Observed], dict[fx.Node, _Observed]]
@@ -213,6 +219,7 @@ def _same_values(one: Mapping[fx.Node, _Observed], two: Mapping[fx.Node, _Observ
 def _facts(
     small: Mapping[fx.Node, _Observed], large: Mapping[fx.Node, _Observed]
 ) -> dict[fx.Node, NodeFacts]:
+    flow = BatchFlow()
     return {
         node: NodeFacts(
             values=(seen.shape, large[node].shape),
@@ -222,6 +229,7 @@ def _facts(
             writes=frozenset(seen.writes),
             random=seen.random or large[node].random,
             mixes=seen.mixes,
+            combines=flow.combines(seen.operations, large[node].operations),
         )
         for node, seen in small.items()
     }
@@ -267,11 +275,11 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
     """Run the graph node by node. All results stay alive, so that memory identities are not reused."""
     results: dict[fx.Node, Any] = {}
     seen: dict[fx.Node, _Observed] = {}
-    known: set[int] = set()
+    known, log = set[int](), OperatorLog()
     for node in graph.nodes:
         if node.op == "output":
             break
-        with _Recorder() as recorder:
+        with _Recorder(log) as recorder:
             results[node] = value = x if node.op == "placeholder" else _call(node, root, results)
         storages = storages_of(value)
         seen[node] = _Observed(
@@ -282,6 +290,7 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
             writes=recorder.written & known,
             random=recorder.random,
             mixes=recorder.mixes,
+            operations=log.taken(),
         )
         known |= storages
     return seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import types
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
@@ -21,8 +22,9 @@ from torch import fx, nn
 from hapi.errors import ModelError
 from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
-from hapi.models.graph.user_code import user_code
+from hapi.models.graph.user_code import held_text, user_code
 from hapi.models.tensors import tensor_bytes
+from hapi.models.user_objects import hooks_of, module_attributes, object_state, plain_text
 
 FORMAT = "hapi-front-3"
 """Version of the canonical text below; it changes whenever the same front would get another digest."""
@@ -138,17 +140,17 @@ def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> l
 
 
 def module_settings(module: nn.Module) -> str:
-    """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it.
+    """Class, attributes (strides, eps, number of heads ...) and hooks of a module and what is in it.
 
     A container that holds tensors is taken as empty: it is a cache that forward fills, and says nothing.
     """
     plain = {
-        key: value_text(_without_cache(value), {})
-        for key, value in sorted(vars(module).items())
-        if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
+        key: value_text(_without_cache(value), {}) for key, value in sorted(module_attributes(module).items())
     }
     inner = {name: module_settings(child) for name, child in module.named_children()}
-    return json.dumps([name_with_code(type(module)), plain, inner], ensure_ascii=True)
+    hooks = [held_text(hook) or "unread" for hook in hooks_of(module)]
+    found = [name_with_code(type(module)), plain, inner, *([hooks] if hooks else [])]
+    return json.dumps(found, ensure_ascii=True)
 
 
 def _without_cache(value: Any) -> Any:
@@ -165,8 +167,8 @@ def _holds_tensors(value: Any) -> bool:
 def value_text(value: Any, index: dict[fx.Node, int]) -> str:
     """Return an argument or a setting as canonical text, other text for another value, whatever names are in it.
 
-    A list and a tuple are the same, and so is any order of a dictionary or set. Of objects that are no data classes the
-    type counts alone.
+    A list and a tuple are the same, and so is any order of a dictionary or set. Of an object of a library, and of one
+    that holds such or tensors, the type counts alone.
 
     Args:
         value: the argument.
@@ -195,10 +197,8 @@ def _value_text(value: Any, index: dict[fx.Node, int], within: frozenset[int]) -
         return "{" + ",".join(sorted(joined([held]) for held in value)) + ",}"
     if isinstance(value, slice):
         return f"slice({joined([value.start, value.stop, value.step])})"
-    if isinstance(value, str | bytes | int | float | complex | range | None):
-        return repr(value)
-    if isinstance(value, torch.dtype | torch.device | torch.memory_format):
-        return str(value)
+    if (text := plain_text(value)) is not None:
+        return text
     # Objects print their address, which says nothing; their type and name do. Quoted, as a name may spell anything.
     named = f"<{name_with_code(value if callable(value) else type(value))!r}>"
     if isinstance(value, functools.partial):
@@ -206,7 +206,9 @@ def _value_text(value: Any, index: dict[fx.Node, int], within: frozenset[int]) -
     if is_dataclass(value) and not isinstance(value, type | nn.Module) and id(value) not in within:
         held = {each.name: getattr(value, each.name, None) for each in fields(value) if each.compare}
         return f"{named}({_value_text(held, index, within | {id(value)})})"
-    return named
+    has_more = object_state(value) is not None or isinstance(value, types.MethodType)
+    text = held_text(value) if has_more else None
+    return named if text is None else f"{named}({text!r})"
 
 
 def name_with_code(thing: Any) -> str:

@@ -35,6 +35,10 @@ class Layer:
     """True when it draws random numbers in train mode (dropout, stochastic depth)."""
     mixes: bool
     """True when in eval mode a sample's result depends on its batch (BatchNorm without running statistics)."""
+    always_random: bool = False
+    """True when it draws random numbers in eval mode, too."""
+    combines: bool = False
+    """True when in eval mode it computes with all samples of a batch together, as with their mean."""
 
     @property
     def output_bytes(self) -> int:
@@ -120,6 +124,8 @@ class Numbering:
                     parameter_bytes=sum(t.numel() * t.itemsize for t in new),
                     random=any(self._train.facts[n].random for n in in_train),
                     mixes=any(self._eval.facts[n].mixes for n in in_eval),
+                    always_random=any(self._eval.facts[n].random for n in in_eval),
+                    combines=any(self._eval.facts[n].combines for n in in_eval),
                 )
             )
         return tuple(layers)

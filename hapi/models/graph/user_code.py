@@ -3,8 +3,8 @@
 A graph has the operations of what was traced. What a module does that could not be traced, or a function that is called
 as it is, shows in the source alone. The digest is of the normalised source (no comments, docstrings or layout) of the
 class or function, of its bases, and of all other code and plain values that these name, so that it is the same in every
-process and folder and changes with whatever changes results. Libraries have versions
-(:mod:`hapi.cache.code_version`) and no digest.
+process and folder and changes with whatever changes results. Objects that it names count by their class, and by
+what they hold if all of that can be told. Libraries have versions (:mod:`hapi.cache.code_version`) and no digest.
 
 Source that is not what runs, since the file was edited after it was imported, is as good as none.
 """
@@ -27,21 +27,28 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx, nn
 
 from hapi.models.tensors import tensor_bytes
+from hapi.models.user_objects import (
+    CODE,
+    LIBRARIES,
+    hooks_of,
+    is_users,
+    module_attributes,
+    object_state,
+    plain_text,
+)
 
 if TYPE_CHECKING:
     from hapi.models.graph.layers import LayeredModel
     from hapi.models.graph.numbering import Layer
 
-LIBRARIES = frozenset(("torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names)) - {
-    "__main__"
-}
-"""Packages whose versions are in the code version, or which come with Python."""
 DIGITS = 32
 _Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_PLAIN = str | bytes | int | float | complex
+_DEEPEST = 32
+"""Most values inside of each other that are looked into."""
 
 
 class _NoSource(Exception):
@@ -54,8 +61,24 @@ def user_code(thing: Any) -> str | None:
     Returns:
         An empty text for anything of a library, and for what is no code; None for code whose source cannot be read.
     """
+    return _digest_of([thing])
+
+
+def held_text(value: Any) -> str | None:
+    """Return the text of a value with all that it holds, code by its digest.
+
+    Returns:
+        None where some of it cannot be told: objects of libraries, tensors, and code whose source cannot be read.
+    """
+    todo = list[Any]()
+    text = _value_text([value], todo, tensors=False)
+    digest = None if text is None else _digest_of(todo)
+    return None if digest is None else f"{text} {digest}"
+
+
+def _digest_of(todo: list[Any]) -> str | None:
+    """The digest of code, empty for that of libraries; None when some source cannot be read."""
     texts: dict[int, tuple[str, str]] = {}
-    todo = [thing]
     try:
         while todo:
             one = todo.pop()
@@ -63,7 +86,7 @@ def user_code(thing: Any) -> str | None:
                 todo.append(one.func)
                 continue
             one = inspect.unwrap(getattr(one, "__func__", one))
-            if id(one) not in texts and _is_users(one):
+            if id(one) not in texts and is_users(one):
                 texts[id(one)] = f"{one.__module__}.{one.__qualname__}", _text(one, todo)
     except _NoSource:
         return None
@@ -72,30 +95,55 @@ def user_code(thing: Any) -> str | None:
     return hashlib.sha256(json.dumps(sorted(texts.values())).encode()).hexdigest()[:DIGITS]
 
 
-def unread_layer(model: LayeredModel, split: int) -> tuple[Layer, str] | None:
-    """Find code of which the digests of ``model`` know the name alone, as its source cannot be read.
+def unidentified_layer(model: LayeredModel, split: int) -> tuple[Layer, str] | None:
+    """Find the first layer of which the digests of ``model`` do not tell what it gives.
 
     Args:
         model: the model.
         split: the last layer that is looked at.
 
     Returns:
-        The first layer that runs such code, and the name of that class or function; None if there is none.
+        The layer, and the reason as a clause for people; None if there is none.
     """
     for layer, nodes in zip(model.layers[:split], model.layer_nodes(), strict=False):
-        for node in nodes:
-            called = [] if isinstance(node.target, str) else [node.target]
-            if node.op == "call_module":
-                called = [type(inner) for inner in model.module.get_submodule(str(node.target)).modules()]
-            for thing in called:
-                if user_code(thing) is None:
-                    return layer, f"{thing.__module__}.{thing.__qualname__}"
+        if layer.always_random:
+            return layer, (
+                "draws random numbers in eval mode too, so what comes after it differs from epoch to epoch"
+            )
+        if layer.combines:
+            return (
+                layer,
+                "computes with all samples of a batch, so what it gives for one depends on the others",
+            )
+        if name := next(filter(None, (_unread(model, node) for node in nodes)), ""):
+            return layer, (
+                f"runs {name}, whose source cannot be read or is not what runs, so that changes of it would go "
+                "unnoticed"
+            )
     return None
 
 
-def _is_users(thing: Any) -> bool:
-    module = getattr(thing, "__module__", None) or ""
-    return isinstance(thing, type | types.FunctionType) and module.split(".")[0] not in LIBRARIES
+def _unread(model: LayeredModel, node: fx.Node) -> str:
+    """Name of code that a node runs and of which the digests know no more; empty if there is none."""
+    called: list[Any] = [] if isinstance(node.target, str) else [node.target]
+    if node.op == "call_module":
+        for module in model.module.get_submodule(str(node.target)).modules():
+            called += _code_of(module)
+            for hook in hooks_of(module):
+                if held_text(hook) is None:
+                    return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+    unread = next((thing for thing in called if user_code(thing) is None), None)
+    return "" if unread is None else f"{unread.__module__}.{unread.__qualname__}"
+
+
+def _code_of(module: nn.Module) -> list[Any]:
+    """The class of a module, and code in its attributes, as far as these can be told."""
+    found: list[Any] = [type(module)]
+    for value in module_attributes(module).values():
+        held = list[Any]()
+        if _value_text([value], held, tensors=False) is not None:
+            found += held
+    return found
 
 
 def _text(thing: Any, todo: list[Any]) -> str:
@@ -113,14 +161,31 @@ def _text(thing: Any, todo: list[Any]) -> str:
                 todo.append(function)
                 values[f".{name}"] = f"{function.__module__}.{function.__qualname__}"
         for name, value in () if issubclass(thing, Enum) else vars(thing).items():
-            text = None if name.startswith("__") else _value_text(value)
+            text = None if name.startswith("__") else _value_text(value, todo)
             if text is not None:
                 values[f".{name}"] = text
     found, scope = _definitions(thing, functions), _scope(thing, functions)
+    if any(map(_computes_defaults, found)):
+        defaults = [[one.__qualname__, one.__defaults__, one.__kwdefaults__] for one in functions]
+        values[".defaults"] = _value_text(defaults, todo) or ""
     for node in found:
         for chain in _names(node):
             _resolve(chain, scope, values, todo)
     return json.dumps([[source_form(node) for node in found], sorted(values.items())])
+
+
+def _computes_defaults(node: ast.AST) -> bool:
+    """Whether an argument's default is none that the source shows: it is what it was when the function was made."""
+    arguments = (inner for inner in ast.walk(node) if isinstance(inner, ast.arguments))
+    defaults = (default for inner in arguments for default in (*inner.defaults, *inner.kw_defaults))
+    return not all(default is None or _is_literal(default) for default in defaults)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    with contextlib.suppress(ValueError, TypeError):
+        ast.literal_eval(node)
+        return True
+    return False
 
 
 def _is_made(owner: type, function: types.FunctionType) -> bool:
@@ -194,30 +259,63 @@ def _resolve(chain: list[str], scope: dict[str, Any], values: dict[str, str], to
     for name in chain[1:]:
         inside = getattr(value, "__dict__", {})
         library = isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in LIBRARIES
-        if library or _is_users(value) or name not in inside:
+        if library or is_users(value) or name not in inside:
             break
         value = inside[name]
-    text = _value_text(value)
+    text = _value_text(value, todo)
     if text is not None:
         values[".".join(chain)] = text
     else:
         todo += [value, type(value)]
 
 
-def _value_text(value: Any) -> str | None:
-    """Text of a plain value; None for any other."""
-    if value is None or isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, dict):
-        value = sorted(value.items(), key=str)
-    if isinstance(value, list | tuple | set | frozenset):
-        inner = [text for item in value if (text := _value_text(item)) is not None]
-        if len(inner) == len(value):
-            ordered = inner if isinstance(value, list | tuple) else sorted(inner)
-            return f"{type(value).__name__}{ordered}"
-    if isinstance(value, torch.Tensor) and not value.is_meta:
+def _value_text(
+    value: Any, todo: list[Any], *, tensors: bool = True, within: frozenset[int] = frozenset()
+) -> str | None:
+    """Text of a value with all that it holds; None for code alone, and where some of it cannot be told.
+
+    Args:
+        value: the value.
+        todo: takes the code that it holds.
+        tensors: whether tensors have a text.
+        within: ids of the values that it is in.
+    """
+
+    def inner(held: Any) -> str | None:
+        """Text of a part of it."""
+        if isinstance(held, CODE) and not isinstance(held, types.MethodType):
+            todo.append(held)
+            return f"{held.__module__}.{held.__qualname__}" if is_users(held) else held.__qualname__
+        return _value_text(held, todo, tensors=tensors, within=within | {id(value)})
+
+    if (text := plain_text(value)) is not None:
+        return text
+    if isinstance(value, torch.Tensor):
+        if not tensors or value.is_meta:
+            return None
         return f"{value.dtype}{list(value.shape)}{hashlib.sha256(tensor_bytes(value)).hexdigest()}"
-    return None
+    if id(value) in within or len(within) > _DEEPEST:
+        return None
+    kind, parts = type(value).__name__, list[Any]()
+    if isinstance(value, Enum):
+        parts = [type(value), value.name]
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, types.MethodType):
+        parts = [value.__func__, value.__self__]
+    elif (state := object_state(value)) is not None:
+        parts = [type(value), state]
+    elif isinstance(value, dict):
+        kind, parts = "list", sorted(value.items(), key=lambda item: inner(item[0]) or "")
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(value)
+    else:
+        return None
+    texts = list(map(inner, parts))
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        return None
+    return f"{kind}{sorted(known) if isinstance(value, set | frozenset) else known}"
 
 
 @dataclass(frozen=True)

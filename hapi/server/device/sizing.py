@@ -18,7 +18,7 @@ import torch
 from hapi.errors import ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import in_precision
-from hapi.models.graph.user_code import unread_layer
+from hapi.models.graph.user_code import unidentified_layer
 from hapi.profiler.work import LayerWork, layer_work
 from hapi.repository.built import prefix_bytes
 from hapi.repository.prefix import structure_of
@@ -49,12 +49,14 @@ class PrefixSizes:
     widest_bytes: int
     """Bytes of one sample in the widest of the layers' inputs and outputs."""
     forward: ForwardMemory
-    unread_code: bool = False
-    """True if a layer runs a user's own code whose source cannot be read, so that the digest does not tell changes."""
+    unidentified: bool = False
+    """True if the digest does not tell what a layer gives: code whose source cannot be read, or :attr:`varies`."""
+    varies: bool = False
+    """True if each pass gives other features: a layer draws random numbers, or computes with all of its samples."""
 
 
 _Kept = tuple[LayeredModel, Sequence[LayerWork], int]
-"""A model, the work of its layers, and how many layers come before the first with code that cannot be read."""
+"""A model, the work of its layers, and how many layers come before the first that no digest tells."""
 
 
 class Sizing:
@@ -74,7 +76,7 @@ class Sizing:
         :class:`UnprocessableError` for a split that the model does not have, :class:`ConflictError` when the
         store has another model under its name.
         """
-        model, work, readable = self._model(request)
+        model, work, identified = self._model(request)
         split = request.split
         if not 1 <= split <= len(model.layers):
             raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
@@ -87,7 +89,8 @@ class Sizing:
             output_bytes=sizes[split],
             widest_bytes=max(sizes[: split + 1]),
             forward=forward_memory(work[:split], sizes[0], sizes[split], self._device.type),
-            unread_code=split > readable,
+            unidentified=split > identified,
+            varies=any(layer.always_random or layer.combines for layer in model.layers[:split]),
         )
 
     def _model(self, request: PrefixRequest) -> _Kept:
@@ -101,9 +104,9 @@ class Sizing:
                 return kept
         whole = structure_of(request.model, request.split, self._store, self._allow)
         model = in_precision(whole, request.precision, self._device)
-        unread = unread_layer(whole, len(whole))
-        readable = len(whole) if unread is None else unread[0].index - 1
-        found = (model, _work(model, self._device.type), readable)
+        first = unidentified_layer(whole, len(whole))
+        identified = len(whole) if first is None else first[0].index - 1
+        found = (model, _work(model, self._device.type), identified)
         with self._lock:
             self._kept[key] = found
             while len(self._kept) > KEPT:

@@ -60,11 +60,12 @@ class Sharing(Closing):
         with ExitStack() as resources:
             counts, keep, cache, digest = SourceCounts(self.counts), None, None, None
             small = len(request.ids) < SOUND_SAMPLES
-            if not request.time_layers and (self.table.max_bytes or self.caches is not None):
+            shares = not request.time_layers and not sizes.varies
+            if shares and (self.table.max_bytes or self.caches is not None):
                 key = feature_key(request, sizes, self._code, tf32=self._tf32)
                 digest = f"{key.digest}/{request.ids.tobytes().hex()}" if small else key.digest
-                # Files of others, and code whose source cannot be read, may be changed without another key.
-                lasting = dataset.manifest.in_place is None and not sizes.unread_code
+                # Files of others, and layers that no digest tells, may be changed without another key.
+                lasting = dataset.manifest.in_place is None and not sizes.unidentified
                 if self.caches is not None and lasting and not small and not _draws_anew(request):
                     cache = resources.enter_context(self.caches.of(key, dataset.count, dataset.label_form))
                     keep = self._keep(self.caches, key, dataset)

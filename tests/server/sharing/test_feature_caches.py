@@ -65,7 +65,9 @@ def test_features_of_code_that_cannot_be_read_are_not_kept(
     folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may change from server to server, and the digest of the layers would not tell."""
-    monkeypatch.setattr(sizing, "unread_layer", lambda model, split: (model.layers[0], "mynet.Gate"))
+    monkeypatch.setattr(
+        sizing, "unidentified_layer", lambda model, split: (model.layers[0], "runs mynet.Gate")
+    )
     with sharing_service(folder, cache_dir=str(tmp_path / "cache")) as service:
         extracted(service, known, IDS)
         settled(service)
