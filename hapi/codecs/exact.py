@@ -123,6 +123,8 @@ def _decode_block(kind: int, body: memoryview, raw: memoryview, itemsize: int) -
         places = zeros.positions(planes.unpack(packed, "<u1", length), len(out))
         values = planes.join(remainder, len(places), itemsize, rotated=rotated)
     else:
+        if len(body) < length:
+            raise WireError("encoded zeros: the bitmap is cut off")
         places = zeros.positions(np.frombuffer(body[:length], dtype=np.uint8), len(out))
         values = _elements(body[length:], itemsize)
     zeros.join(places, values, out)
