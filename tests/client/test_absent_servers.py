@@ -155,6 +155,18 @@ def test_a_job_begins_with_those_that_are_there(machines: list[Machine]) -> None
     until(lambda: not asking([dead, *machines]))
 
 
+def test_one_that_joins_is_asked_for_features_when_it_answers(pool: ServerPool) -> None:
+    """A name's new address may be a machine whose packets are swallowed yet: no request waits to find out."""
+    new = Swallowing("http://new:8099")
+    pool.join(new)
+    for _ in range(20):
+        pool.run(attempt, measured=MEASURED)
+    assert pool.size == 4 and pool.retries == 0
+    new.back.set()
+    until(lambda: pool.run(attempt, measured=MEASURED) == new.url)
+    assert new.calls == [READY_PATH]
+
+
 def test_where_none_answers_all_are_tried(machines: list[Machine]) -> None:
     silent = [Swallowing(f"http://{name}:8099") for name in ("one", "two")]
     pool = ServerPool(silent)
@@ -277,6 +289,7 @@ def test_servers_that_left_keep_no_connection() -> None:
         counts, descriptors = list[int](), list[int]()
         for _ in range(20):
             pool.join(HttpTransport(comes.url))
+            until(lambda: not pool._servers[-1].absent)
             assert pool.run(lambda t: t.call("GET", "/v1")["x"], only=comes.url)
             assert pool.leave(comes.url, at_once=False)
             descriptors.append(connections_to(comes.port))

@@ -98,6 +98,32 @@ def test_a_name_that_gets_more_addresses_is_followed() -> None:
     pool.close()
 
 
+def test_a_server_of_two_names_is_one_and_stays_while_a_name_has_it() -> None:
+    found = {"a": ["10.0.0.1", "10.0.0.2"], "b": ["10.0.0.2", "10.0.0.3"]}
+    asked = list[str]()
+
+    def names(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return list(found[host])
+
+    made = ServerAddresses(
+        ["http://a:8099", "http://b:8099"], transport_of, names, seconds=0.002, hurried=0.002
+    )
+    pool = ServerPool(made.transports)
+    made.follow(pool)
+    assert pool.urls == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    for changed, left in (
+        ({"a": ["10.0.0.1", "10.0.0.4"]}, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
+        ({"b": ["10.0.0.4", "10.0.0.3"]}, ["10.0.0.1", "10.0.0.3", "10.0.0.4"]),
+        ({"a": ["10.0.0.1", "10.0.0.3"]}, ["10.0.0.1", "10.0.0.3", "10.0.0.4"]),
+    ):
+        found |= changed
+        asked.clear()
+        until(lambda: asked.count("b") > 2)
+        assert sorted(pool.urls) == left
+    pool.close()
+
+
 def test_a_server_that_leaves_finishes_its_requests() -> None:
     pool = followed(names := Names("10.0.0.1", "10.0.0.2"))
 

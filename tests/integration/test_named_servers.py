@@ -57,7 +57,7 @@ def test_servers_of_a_name_restart_one_after_the_other(
         before = answering(0)
         assert len(before) == pool.size == 2
         found.append(ADDRESSES[2])
-        wait_for(lambda: pool.size == 3, 30, "the new address")
+        wait_for(lambda: pool.size == 3 and not pool._servers[-1].absent, 30, "the new address")
         found.remove(ADDRESSES[0])
         wait_for(lambda: pool.size == 2, 30, "the end of the old one")
         assert first.stop() == 0

@@ -74,20 +74,24 @@ class AbsentServers:
                     "%s does not answer yet; requests go to the others until it does", server.transport.url
                 )
 
-    def add(self, server: Server) -> None:
-        """Note that ``server`` could not be reached; it is :attr:`Server.absent` until it answers."""
+    def add(self, server: Server, *, at_once: bool = False) -> None:
+        """Note that ``server`` could not be reached, or is new; it is :attr:`Server.absent` until it answers.
+
+        It is asked after a pause, or ``at_once``.
+        """
         with self._lock:
             server.absent = True
             if server in self._watched:
                 return
             self._watched.add(server)
-            self._put(server, FIRST_PAUSE)
+            self._put(server, FIRST_PAUSE, 0.0 if at_once else FIRST_PAUSE)
             if self._threads < MOST_THREADS:
                 self._threads += 1
                 threading.Thread(target=self._work, name="hapi-absent", daemon=True).start()
 
-    def _put(self, server: Server, pause: float) -> None:
-        due = time.monotonic() + pause * random.uniform(0.75, 1.25)
+    def _put(self, server: Server, pause: float, wait: float) -> None:
+        """Have ``server`` asked after ``wait`` seconds; ``pause`` is the length that pauses are doubled from."""
+        due = time.monotonic() + wait * random.uniform(0.75, 1.25)
         heapq.heappush(self._due, (due, next(self._numbers), pause, server))
 
     def _work(self) -> None:
@@ -106,7 +110,8 @@ class AbsentServers:
                     server.absent = False
                     self._watched.remove(server)
                 else:
-                    self._put(server, min(2 * pause, LONGEST_PAUSE))
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    self._put(server, pause, pause)
 
 
 def is_there(transport: Transport) -> bool:

@@ -168,9 +168,10 @@ class ServerAddresses:
         self._seconds, self._hurried = seconds, hurried
         self._failed = False
         self.transports: list[Transport] = []
-        """Transports to all servers at the beginning."""
+        """Transports to all servers at the beginning; one that several names stand for is there once."""
         for named in self._named:
-            self.transports += [named.add(address) for address in named.found()]
+            added = [named.add(address) for address in named.found()]
+            self.transports += [one for one in added if not self._is_named_too(named, one)]
             if len(named.known) > 1:
                 log.info("%s", named)
 
@@ -199,12 +200,22 @@ class ServerAddresses:
             return
         for address in [a for a in found if a not in known]:
             try:
-                pool.join(named.add(address))
+                added = named.add(address)
             except HapiError as error:  # as of a URL that is none; the others are as good
                 log.warning("%s: %s cannot join: %s", named.url, address, error)
+                continue
+            if not self._is_named_too(named, added):
+                pool.join(added)
         for address in [a for a in known if a not in found]:
-            pool.leave(known.pop(address).url, at_once=False)
+            gone = known.pop(address)
+            if not self._is_named_too(named, gone) and not pool.leave(gone.url, at_once=False):
+                known[address] = gone  # the last one stays
         log.info("%s", named)
+
+    def _is_named_too(self, named: ServerName, transport: Transport) -> bool:
+        """Return whether another name stands for the same server."""
+        others = (other for other in self._named if other is not named)
+        return any(known.url == transport.url for other in others for known in other.known.values())
 
 
 def _distinct(urls: Sequence[str]) -> list[str]:

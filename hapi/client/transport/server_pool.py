@@ -110,9 +110,11 @@ class ServerPool:
             self._absent.find(self._servers, seconds)
 
     def join(self, transport: Transport) -> None:
-        """Ask one more server from now on."""
+        """Ask one more server, as soon as it has answered that it is there: until then requests go to the others."""
+        server = Server(transport=transport, name=_name_of(transport.url), absent=True)
         with self._lock:
-            self._servers = [*self._servers, Server(transport=transport, name=_name_of(transport.url))]
+            self._servers = [*self._servers, server]
+        self._absent.add(server, at_once=True)
 
     def leave(self, url: str, *, at_once: bool = True) -> bool:
         """Stop asking the server at ``url``; return False, without effect, if it is the last.
