@@ -12,6 +12,7 @@ import torch
 from hapi.arrays import Bytes, IntArray, LabelArray
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.folder import CacheFolder
+from hapi.cache.key_file import digest_of
 from hapi.closing import Closing
 from hapi.data.dataset import Dataset
 from hapi.errors import UsageError
@@ -25,6 +26,7 @@ from hapi.server.sharing.counts import SourceCounts
 from hapi.server.sharing.request_share import SOUND_SAMPLES, RequestShare
 from hapi.server.sharing.table import SharingTable
 from hapi.wire.messages import ExtractRequest
+from hapi.wire.references import ModelReference
 
 
 class Sharing(Closing):
@@ -139,7 +141,7 @@ def feature_key(request: ExtractRequest, sizes: PrefixSizes, code: str, *, tf32:
     return FeatureKey(
         dataset=request.dataset,
         transform=request.transform,
-        prefix=request.model.digest,
+        prefix=_proven(request.model),
         cut=request.split,
         cut_name=request.split_name,
         shape=sizes.output_shape,
@@ -148,6 +150,17 @@ def feature_key(request: ExtractRequest, sizes: PrefixSizes, code: str, *, tf32:
         tf32=tf32,
         code=code,
     )
+
+
+def _proven(model: ModelReference) -> str:
+    """Return the identity of a prefix by which its features may be taken before its layers are loaded.
+
+    A pushed model was compared with its digest by then. Of one that is built here the digest is the client's word: it
+    may be that of a model which the client may not see, so that it stands for features of the same name alone.
+    """
+    if model.source == "store":
+        return model.digest
+    return digest_of({"digest": model.digest, "zoo": [model.name, model.weights, *model.blocks]})
 
 
 def dtype_name(dtype: torch.dtype) -> str:

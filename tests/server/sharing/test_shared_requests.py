@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served
+from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, make_store, metric, served
 from support.sharing_tools import Extracted, body_of, extracted, opened, parsed, sharing_service
 
 from hapi.arrays import Flags, IntArray
-from hapi.errors import DataError, DeviceMemoryError, HapiError
+from hapi.errors import ConflictError, DataError, DeviceMemoryError, HapiError
 from hapi.models.zoo.build import build
+from hapi.repository.prefix import store_reference
+from hapi.repository.push import push
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device
 from hapi.server.feeding import Feeding
@@ -26,6 +28,7 @@ from hapi.server.frame_stream import FrameStream
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.service import Service
 from hapi.server.tenants.by_token import Holder, Tenants
+from hapi.store.open import open_store
 from hapi.wire.references import Augmentation
 
 ALL = list(range(40))
@@ -392,3 +395,16 @@ def test_many_at_once_compute_each_sample_once(folder: Path, known: Known) -> No
         assert counts["joined"] + counts["recent"] >= 7 * 40
         assert metric(server.port, "hapi_feature_samples_total") >= 8 * 40
         assert not server.service.sharing.table.under_way
+
+
+def test_a_digest_alone_takes_no_features_of_a_model_that_one_may_not_see(tmp_path: Path) -> None:
+    """The digest of a model that the server builds is the client's word until its layers are loaded."""
+    store, spec = open_store(str(make_store(tmp_path))), replace(SPEC, weights="random:7")
+    hidden = store_reference(push(store, "hidden", build(spec), spec).model, build(spec), SPLIT)
+    known = Known(tmp_path)
+    forged = {**known.extract()["model"], "digest": hidden.digest}
+    with sharing_service(tmp_path) as service:
+        extracted(service, known, ALL[:32], model=hidden.to_json())
+        with pytest.raises(ConflictError, match="have digest"):
+            extracted(service, known, ALL[:32], model=forged)
+        assert extracted(service, known, ALL[:32], model=hidden.to_json()).report.kept == 32
