@@ -25,7 +25,8 @@ from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.checkpoints.checkpoint_files import goes_on
 from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.checkpoints.kept_settings import settings_to_keep
-from hapi.train.checkpoints.resuming import Changes, identity_of
+from hapi.train.checkpoints.resuming import Changes, identity_of, meanings_of
+from hapi.train.distributed.agreement import OTHER_JOB, check_same, check_same_checkpoint
 from hapi.train.distributed.collected import Collected
 from hapi.train.init_from import begin_from
 from hapi.train.interrupts import Interrupts
@@ -79,6 +80,7 @@ class Trainer:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         check_steps(settings)
         check_objective(settings, validated=session.settings.validation is not None)
+        check_same(session.ranks, meanings_of(session.job_context), OTHER_JOB)
         self._callbacks = Callbacks(callbacks)
         self.trained = session.trained
         if settings.init_from is not None and not goes_on(settings.checkpoint_path, settings.resume):
@@ -358,13 +360,11 @@ class Trainer:
         return {**job, **self._criterion.identity()}
 
     def _resume(self, path: str) -> None:
+        mapped = self.offloading.where != "off"
         found = checkpoint.load_newest(
-            path,
-            parts=self._parts(),
-            identity=self._identity,
-            restore_plan=self._restore_plan,
-            mapped=self.offloading.where != "off",
+            path, parts=self._parts(), identity=self._identity, restore_plan=self._restore_plan, mapped=mapped
         )
+        check_same_checkpoint(self._ranks, path, found)
         if found is not None:
             self.progress, self.epochs = found.progress, found.epochs
             self._running.go_on(found.progress.measured)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,15 @@ class ForkedRanks:
     All are ended when one fails; none is started again. Used as a :class:`subprocess.Popen` is.
     """
 
-    def __init__(self, count: int, command: Sequence[str], folder: Path, **more: str) -> None:
+    def __init__(
+        self,
+        count: int,
+        command: Sequence[str],
+        folder: Path,
+        own: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        **more: str,
+    ) -> None:
+        """Start them; ``own`` returns variables of one rank, ``more`` are those of all."""
         port = free_port()
         self._files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115  see communicate
         common = {
@@ -99,7 +107,9 @@ class ForkedRanks:
             ForkedProcess(
                 command, cwd=folder, stdout=self._files[0], stderr=self._files[1],
                 env=environment(
-                    **{k: str(v) for k, v in {**common, **more, "RANK": rank, "LOCAL_RANK": rank}.items()}
+                    **{k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()},
+                    **more,
+                    **own(rank),
                 ),
             )
             for rank in range(count)
@@ -111,13 +121,21 @@ class ForkedRanks:
         return [rank.pid for rank in self._ranks]
 
     @property
+    def codes(self) -> list[int | None]:
+        """Exit codes of the ranks, in their order; None while one runs."""
+        return [rank.poll() for rank in self._ranks]
+
+    @property
     def returncode(self) -> int:
         """Exit code of the first rank that failed, 0 if all have ended well."""
-        return next((code for rank in self._ranks if (code := rank.poll())), 0)
+        return next(filter(None, self.codes), 0)
 
     def poll(self) -> int | None:
-        """End all ranks when one has failed; the exit code, None while ranks run."""
-        if self.returncode and not self._failed:
+        """End all ranks when one has failed; the exit code, None while ranks run.
+
+        One that was interrupted is no reason: torchrun has then sent its signal to all.
+        """
+        if not self._failed and any(code not in (None, 0, 130) for code in self.codes):
             self._failed = time.monotonic()
             self.send_signal(signal.SIGTERM)
         return None if any(rank.poll() is None for rank in self._ranks) else self.returncode

@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hapi import __version__
 from hapi.cli.entry import EXIT_INTERRUPTED, Leaving
 from hapi.cli.shared.common import exit_code, tell
 from hapi.config.fields import flag_of, flat
 from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.process.telemetry import open_tracer
+from hapi.train.distributed.agreement import check_same
 from hapi.train.distributed.launch import NEEDS_RANKS, Launch
 from hapi.train.distributed.launcher_watch import stop_with_launcher
 
@@ -70,20 +72,16 @@ def going_on(settings: TrainSettings, ranks: Ranks) -> TrainSettings:
     """Return the settings of ranks that were checked against each other; those that were started anew go on.
 
     Raises:
-        UsageError: a rank was given others than the first one.
+        UsageError: a rank was given others than the first one, or runs other versions.
     """
-    given = {name: value for name, value in flat(settings).items() if name not in OWN}
-    given["server"] = (
-        "given" if settings.server else "not given"
-    )  # else it is embedded, by all ranks of a machine
-    first, *others = ranks.gathered(given)
-    for rank, other in enumerate(others, 1):
-        for name in first:
-            if other.get(name) != first[name]:
-                raise UsageError(
-                    f"rank {rank} has {flag_of(name)} {other.get(name)} and the first one {first[name]}: give all "
-                    "ranks the same settings"
-                )
+    import torch
+
+    versions = {"hapi": __version__, "torch": torch.__version__.partition("+")[0]}
+    check_same(ranks, versions, "install the same versions for all ranks")
+    given = {flag_of(name): value for name, value in flat(settings).items() if name not in OWN}
+    # Without one it is embedded, by all ranks of a machine.
+    given[flag_of("server")] = "given" if settings.server else "not given"
+    check_same(ranks, given, "give all ranks the same settings")
     goes_on = not ranks.is_first_start and settings.checkpoint_path is not None
     return replace(settings, resume=settings.resume or goes_on)
 

@@ -57,7 +57,6 @@ def identity_of(session: SessionSettings, training: TrainingSettings, job: JobCo
 
     Settings of :data:`FOLLOWING` are under ``following``.
     """
-    transform = job.transforms[0]
     values = {
         field.name: getattr(owner, field.name)
         for owner, group in ((session, SessionSettings), (training, TrainingSettings))
@@ -66,6 +65,15 @@ def identity_of(session: SessionSettings, training: TrainingSettings, job: JobCo
     return {
         **{name: values[name] for name in sorted(values.keys() - FOLLOWING - FREE - BY_MEANING)},
         "model": session.model,
+        **meanings_of(job),
+        "following": {name: values[name] for name in sorted(FOLLOWING)},
+    }
+
+
+def meanings_of(job: JobContext) -> dict[str, Any]:
+    """Return what the settings of :data:`BY_MEANING` stand for in a job, by names of an identity."""
+    transform = job.transforms[0]
+    return {
         "weights": job.weights,
         "dataset": job.description.reference.version,
         "training samples": len(job.training_ids),
@@ -74,7 +82,6 @@ def identity_of(session: SessionSettings, training: TrainingSettings, job: JobCo
         "transform": None if transform is None else transform.to_json(),
         "frozen layers": job.prefix_digest,
         "rounding on the wire": job.wire_rounding,
-        "following": {name: values[name] for name in sorted(FOLLOWING)},
     }
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hapi.client.joint.ranks import Ranks, Shared, part_size
 from hapi.errors import HapiError, OtherRankError, UsageError
 from hapi.train.distributed.launch import Launch
-from hapi.train.distributed.meeting import meet, numbered, silent_ranks
+from hapi.train.distributed.meeting import leave_reason, meet, numbered, reason_of, silent_ranks
 
 _LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "timed out", "Timed out")
 """Words of torch's errors when another rank has ended."""
@@ -84,6 +84,8 @@ class ProcessGroup(Ranks):
         if self.stops:
             with suppress(OtherRankError):
                 self.gathered(None)
+        elif isinstance(error, Exception) and not isinstance(error, OtherRankError):
+            leave_reason(self._store, self.rank, error)
         gc.collect()
         dist.destroy_process_group()
 
@@ -205,6 +207,8 @@ class ProcessGroup(Ranks):
             raise OtherRankError(self._lost(str(error).splitlines()[0][:160])) from None
 
     def _lost(self, said: str) -> str:
+        if reason := reason_of(self._store, self.size):
+            return reason
         silent = silent_ranks(self._store, self.rank, self.size, _ASKED_SECONDS)
         which = f"{numbered(silent)} of {self.size}" if silent else "another rank"
         return (

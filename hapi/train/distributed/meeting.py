@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from hapi.errors import OtherRankError, UsageError
+from hapi.errors import HapiError, OtherRankError, UsageError
+from hapi.text import MESSAGE_CHARACTERS, printable
 from hapi.train.distributed.launch import Launch
 from hapi.wire.documents import parse_document
 
@@ -153,6 +154,22 @@ def silent_ranks(store: Any, rank: int, size: int, seconds: float) -> list[int]:
             time.sleep(_POLL_SECONDS)
         return others
     return []
+
+
+def leave_reason(store: Any, rank: int, error: Exception) -> None:
+    """Tell the others at the store, if it is there, why this rank ends: a launcher may end it before it can say so."""
+    with suppress(RuntimeError):
+        text = str(error) if isinstance(error, HapiError) else f"{type(error).__name__}: {error}"
+        store.set(f"reason/{rank}", printable(text, MESSAGE_CHARACTERS))
+
+
+def reason_of(store: Any, size: int) -> str:
+    """Return which rank has left a reason, and what it was; empty for none."""
+    with suppress(RuntimeError):
+        for rank in range(size):
+            if store.check([f"reason/{rank}"]):
+                return f"rank {rank} of {size} failed: {store.get(f'reason/{rank}').decode()}"
+    return ""
 
 
 def numbered(ranks: list[int]) -> str:

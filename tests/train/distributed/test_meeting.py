@@ -132,7 +132,7 @@ class Two(Ranks):
         self.others = others
 
     def gathered(self, value: Any) -> list[Any]:
-        return [value, {**value, **self.others}]
+        return [value, {**value, **{f"--{name}": other for name, other in self.others.items()}}]
 
 
 def test_ranks_with_other_settings_are_refused() -> None:
