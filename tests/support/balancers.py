@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hapi
@@ -44,18 +45,50 @@ def program(kind: str) -> str | None:
     return shutil.which(kind, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Balancer:
     """A running one."""
 
     kind: str
     port: int
-    process: subprocess.Popen[bytes]
+    command: list[str]
     folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    _older: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        """Whether it has a server that is ready."""
+        assert self.process.poll() is None, (self.folder / "output").read_text()
+        try:
+            return exchange(self.port, "GET", "/readyz").status == 200
+        except OSError:
+            return False
+
+    def reload(self) -> None:
+        """Read the configuration again, as an operator has it done; what is under way is finished as it was."""
+        before = self.process
+        if self.kind == "nginx":
+            before.send_signal(signal.SIGHUP)
+        else:  # the new process has the old one end after its last request
+            self._start("-sf", str(before.pid))
+            self._older.append(before)
+
+    def end(self) -> None:
+        for process in (self.process, *self._older):
+            process.terminate()
+        for process in (self.process, *self._older):
+            process.wait(240)
+
+    def _start(self, *more: str) -> None:
+        with (self.folder / "output").open("ab") as output:
+            self.process = subprocess.Popen([*self.command, *more], stdout=output, stderr=output)
 
 
 def with_addresses(text: str, kind: str, port: int, servers: Sequence[int]) -> str:
@@ -96,20 +129,9 @@ def balanced(kind: str, folder: Path, servers: Sequence[int]) -> Iterator[Balanc
     """Run one in front of the servers with these ports until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    command = command_of(kind, folder, port, servers)
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+    running = Balancer(kind, port, command_of(kind, folder, port, servers), folder)
     try:
-        wait_for(lambda: _answers(process, port, folder), 20, f"{kind}'s first answer")
-        yield Balancer(kind, port, process, folder)
+        wait_for(running.answers, 20, f"{kind}'s first answer")
+        yield running
     finally:
-        process.terminate()
-        process.wait(240)
-
-
-def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:
-    assert process.poll() is None, (folder / "output").read_text()
-    try:
-        return exchange(port, "GET", "/readyz").status == 200
-    except OSError:
-        return False
+        running.end()

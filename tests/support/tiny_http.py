@@ -38,7 +38,7 @@ class TinyServer:
             connection = self.tls.wrap_socket(plain, server_side=True) if self.tls else plain
             self._open.append(connection)
             with connection:
-                while (request := _read_request(connection)) is not None:
+                while (request := read_request(connection)) is not None:
                     self.requests.append(request)
                     if not self.reply(connection, request):
                         return
@@ -57,7 +57,8 @@ class TinyServer:
         self.hang_up()
 
 
-def _read_request(connection: socket.socket) -> bytes | None:
+def read_request(connection: socket.socket) -> bytes | None:
+    """The next request, whole; None at the end."""
     received = b""
     while b"\r\n\r\n" not in received and received[:1] != b"\x16":  # 0x16 begins a TLS greeting
         part = connection.recv(65536)

@@ -290,6 +290,7 @@ def test_messages_cannot_steer_the_terminal() -> None:
         ("401 Unauthorized", UnauthorizedError), ("404 Not Found", ForeignAnswerError), ("413 Large", TooLargeError),
         ("502 Bad Gateway", TransportError), ("503 Service Unavailable", TransportError),
         ("504 Gateway Timeout", TransportError), ("500 Worker Limit", TransportError), ("418 No", ForeignAnswerError),
+        ("408 Request Time-out", TransportError),
     ],
 )  # fmt: skip
 def test_other_servers_errors_name_the_url(status: str, kind: type[HapiError]) -> None:

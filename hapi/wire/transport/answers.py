@@ -95,7 +95,9 @@ def refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
     if not isinstance(problem, dict) or not isinstance(problem.get("detail"), str):
         # A proxy, which may have a bad moment, or something else altogether.
         message = f"{url}: answered {status} {printable(response.reason)}; is this a hapi-server?"
-        if status >= 500:
+        if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            message += " A proxy before one has to let requests of 1 MiB pass; or lower --request-size"
+        if status >= 500 or status == http.HTTPStatus.REQUEST_TIMEOUT:  # 408: the link was slow for a moment
             kind = TransportError
         elif kind not in _OF_PROXIES:
             kind = ForeignAnswerError
