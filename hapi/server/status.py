@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -160,7 +160,7 @@ class Board:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._running: dict[int, RunningRequest] = {}
-        self._errors: deque[Failure] = deque(maxlen=ERRORS_KEPT)
+        self._errors: list[Failure] = []
 
     def change_tenants(self, tenants: Iterable[Tenant]) -> None:
         """Have ``tenants`` from now on; those of a known name keep their counts."""
@@ -207,7 +207,10 @@ class Board:
                 del self._running[number]
 
     def failed(self, error: HapiError, *, request_id: str, tenant: str, path: str) -> None:
-        """Record that ``error`` ended a request; errors that a healthy server gives are not kept."""
+        """Record that ``error`` ended a request; errors that a healthy server gives are not kept.
+
+        Of too many the oldest goes of the tenant that has the most.
+        """
         if isinstance(error, EXPECTED):
             return
         failure = Failure(
@@ -221,6 +224,9 @@ class Board:
         )
         with self._lock:
             self._errors.append(failure)
+            if len(self._errors) > ERRORS_KEPT:  # a tenant that errs all the time hides only its own
+                loudest, _ = Counter(kept.tenant for kept in self._errors).most_common(1)[0]
+                self._errors.remove(next(kept for kept in self._errors if kept.tenant == loudest))
 
     def requests(self) -> Sequence[RunningRequest]:
         """Return those at work now, the oldest first."""

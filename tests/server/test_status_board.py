@@ -17,6 +17,7 @@ from hapi.errors import (
     DeadlineError,
     DrainingError,
     HapiError,
+    NotFoundError,
     StoreError,
     UnauthorizedError,
 )
@@ -34,8 +35,8 @@ def request(number: int = 0) -> RunningRequest:
     return RunningRequest(request_id=f"id{number}", asked=ASKED, context=context, waited=0.5, began=10.0)
 
 
-def failed(board: Board, error: HapiError, path: str = "/v1/extract") -> None:
-    board.failed(error, request_id="abc", tenant="t", path=path)
+def failed(board: Board, error: HapiError, path: str = "/v1/extract", tenant: str = "t") -> None:
+    board.failed(error, request_id="abc", tenant=tenant, path=path)
 
 
 @given(st.lists(st.integers(0, 7)))
@@ -83,6 +84,17 @@ def test_what_a_healthy_server_answers_does_not_push_out_errors() -> None:
         for _ in range(2 * ERRORS_KEPT):
             failed(board, error("as usual"))
     assert [e.line for e in board.errors()] == ["damaged"]
+
+
+def test_a_tenant_that_errs_all_the_time_hides_only_its_own_errors() -> None:
+    board = Board([])
+    for number in range(3):
+        failed(board, DataError(f"damaged {number}"), tenant="quiet")
+    for number in range(5 * ERRORS_KEPT):
+        failed(board, NotFoundError(f"no dataset {number}"), tenant="noisy")
+    lines = [e.line for e in board.errors()]
+    assert lines[-3:] == ["damaged 2", "damaged 1", "damaged 0"] and len(lines) == ERRORS_KEPT
+    assert lines[0] == f"no dataset {5 * ERRORS_KEPT - 1}"
 
 
 def test_stages_under_way_are_those_of_all_threads() -> None:
