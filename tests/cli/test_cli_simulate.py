@@ -64,6 +64,7 @@ def test_a_replay_as_json(fleet: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("profile: profile.json", "profile: gone.json", "gone.json"),
         ("link: wide", "link: thin", "servers: store: link: there is no 'thin'"),
         ("name: store, at", "name: shop, at", "there is no 'shop'; the fleet has store"),
+        ("name: store, at", "name: store, count: 3, at", "events: slow: count is 3, but store has 2"),
         ("warm_up: 1s", "warm_up: 9s", "must be below seconds"),
         ("split: 1", "split: 1, servers: 9", "servers is 9, but the fleet has 2"),
         ("bandwidth: 800kbps", "bandwidth: 8", "has no unit"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.fleets import a_fleet, a_job, a_profile, profiles_of, replayed, servers, trainers
@@ -104,6 +106,38 @@ def test_every_sample_comes_once_whatever_fails() -> None:
     assert group.nbytes == pytest.approx(3 * per_trainer * 1000), "what broke off is not counted twice"
     sent = sum(server.sent_bytes for server in simulation.servers["store"])
     assert sent == pytest.approx(group.nbytes)
+
+
+def test_events_that_overlap_leave_all_as_it_was() -> None:
+    """Each is undone when it is over, whichever began first."""
+    events = (
+        FleetEvent(what="link", name="wide", at=1.0, seconds=4.0, factor=0.5),
+        FleetEvent(what="link", name="wide", at=3.0, seconds=4.0, factor=0.1),
+        FleetEvent(what="fail", name="store", at=1.0, seconds=4.0),
+        FleetEvent(what="fail", name="store", at=3.0, seconds=4.0),
+    )
+    fleet = a_fleet(
+        servers(link="wide"),
+        trainers(),
+        links=(SharedLink(name="wide", bandwidth=8e6),),
+        events=events,
+        warm_up=0.0,
+    )
+    simulation = Simulation(fleet, profiles_of(fleet, a_profile()))
+    (server,), link = simulation.servers["store"], simulation._links["wide"]
+    seen: dict[float, tuple[bool, float]] = {}
+
+    def look() -> Iterator[Any]:
+        for moment in (0.5, 2.0, 4.0, 6.0, 8.0):
+            yield simulation.env.timeout(moment - simulation.env.now)
+            seen[moment] = server.alive, simulation.network.capacity(link)
+
+    simulation.env.process(look())
+    simulation.run(lambda share: None)
+    first = seen[0.5][1]
+    expected = {2.0: (False, 0.5), 4.0: (False, 0.05), 6.0: (False, 0.1), 8.0: (True, 1.0)}
+    for moment, (alive, part) in expected.items():
+        assert seen[moment] == (alive, pytest.approx(part * first)), moment
 
 
 def test_the_same_seed_gives_the_same_fleet() -> None:

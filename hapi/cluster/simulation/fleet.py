@@ -144,6 +144,10 @@ class Fleet:
         for event in self.events:
             known: Mapping[str, Any] = links if event.what == "link" else groups
             _check_known(f"events: {event.what}", event.name, known)
+            if event.what != "link" and event.count > groups[event.name].count:
+                raise UsageError(
+                    f"events: {event.what}: count is {event.count}, but {event.name} has {groups[event.name].count}"
+                )
         total = sum(group.count for group in self.servers)
         for trainer in trainers.values():
             if trainer.servers is not None and trainer.servers > total:

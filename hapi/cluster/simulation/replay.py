@@ -242,11 +242,10 @@ class Simulation:
         yield self.env.timeout(event.at)
         if event.what == "link":
             link = self._links[event.name]
-            before = self.network.capacity(link)
-            self.network.set_capacity(link, before * event.factor)
-            if event.seconds is not None:
+            self.network.set_capacity(link, self.network.capacity(link) * event.factor)
+            if event.seconds is not None:  # others may have begun meanwhile, and go on
                 yield self.env.timeout(event.seconds)
-                self.network.set_capacity(link, before)
+                self.network.set_capacity(link, self.network.capacity(link) / event.factor)
             return
         servers = self.servers[event.name][: event.count]
         for server in servers:

@@ -157,7 +157,7 @@ class SimulatedServer:
             path: links that all its answers cross.
             overhead: CPU seconds of a request beside what the profile has.
         """
-        self.name, self.slow, self.alive = name, 1.0, True
+        self.name, self.slow, self._failures = name, 1.0, 0
         """``slow``: times that all its work takes as long as usual."""
         self.processors, self.path = processors, path
         self.sent_bytes, self.served, self.waits = 0.0, 0, list[float]()
@@ -182,16 +182,22 @@ class SimulatedServer:
         self.admission = SimulatedAdmission(self._env, self._slots, self._max_queued, MAX_WAIT)
         self.device = SimulatedDevice(self._env, self._tier, self.processors)
 
+    @property
+    def alive(self) -> bool:
+        """False during a failure."""
+        return not self._failures
+
     def fail(self) -> None:
-        """Break all requests; new ones are refused until :meth:`recover`."""
-        self.alive = False
+        """Break all requests; new ones are refused until each failure is over (:meth:`recover`)."""
+        self._failures += 1
         for process in list(self._active):
             process.interrupt()
 
     def recover(self) -> None:
-        """Begin anew, with nothing that waits."""
-        self._restart()
-        self.alive = True
+        """End a failure; begin anew, with nothing that waits, if it is the last one."""
+        self._failures -= 1
+        if self.alive:
+            self._restart()
 
     def serve(self, request: SimulatedRequest) -> Steps:
         """Answer ``request``, in the calling process.
