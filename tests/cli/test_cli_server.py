@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import signal
 import socket
 import subprocess
@@ -10,13 +12,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from support.harness import environment, run, server
 from support.http_tools import exchange
 
 from hapi.cli import server as command
+from hapi.config.fields import SettingField, every_field, flag_of, members, variable_of
+from hapi.config.settings import load, overrides_of
 from hapi.server.settings import ServerSettings
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
@@ -140,6 +144,49 @@ def test_flags_win_over_the_environment_and_it_over_the_file(
     (found,) = started
     assert (found.store, found.threads, found.max_queued, found.max_running) == ("from-environment", 1, 2, 3)
     assert (found.port, found.model_reuse, found.allow_model) == (8099, False, ("a:b", "c"))
+
+
+def three(field: SettingField) -> list[str]:
+    """Three texts for a setting, two where it has no more; none of them its default."""
+    kinds = [kind for kind in members(field.annotation) if kind is not type(None)]
+    if bool in kinds:
+        return ["yes", "no"]
+    choices = [text for kind in kinds if get_origin(kind) is Literal for text in get_args(kind)]
+    if choices:
+        return [text for text in choices if text != field.default][:3]
+    if int in kinds or float in kinds:
+        least = math.ceil(field.rule.low or 0) + 1
+        numbers = [str(least + n) for n in range(4)]
+        return [text for text in numbers if float(text) != field.default][:3]
+    return ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("field", every_field(ServerSettings), ids=lambda field: str(field.name))
+def test_each_setting_has_its_place_in_file_environment_and_flags(
+    field: SettingField, tmp_path: Path
+) -> None:
+    """A flag wins over the variable, which wins over the file, whatever the setting."""
+    name, texts, file = field.name, three(field), tmp_path / "server.yaml"
+    variable = variable_of(field, command.VARIABLES)
+
+    def value(in_file: str, in_environment: str = "", flag: str = "") -> Any:
+        listed = "tuple" in str(field.annotation)
+        file.write_text(
+            f"store: s\n{name}: {[in_file] if listed else in_file}\n"
+            if name != "store"
+            else f"store: {in_file}"
+        )
+        switch = {"yes": flag_of(name), "no": flag_of(f"no_{name}")}.get(flag, f"{flag_of(name)}={flag}")
+        args = command.parser().parse_args([str(file), *([switch] if flag else [])])
+        overrides = overrides_of(args, ServerSettings)
+        environ = {variable: in_environment} if in_environment else {}
+        return getattr(load(ServerSettings, file, overrides, environ, command.VARIABLES).value, name)
+
+    alone = {text: value(text) for text in texts}
+    assert len(set(map(str, alone.values()))) == len(texts)
+    for first, second in itertools.permutations(texts, 2):
+        assert value(first, second) == alone[second], variable
+        assert value(first, first, second) == value(first, second, second) == alone[second]
 
 
 @pytest.mark.parametrize(

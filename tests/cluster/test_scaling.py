@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -138,6 +139,20 @@ def test_a_number_that_was_too_few_is_not_tried_again_soon() -> None:
     fleet.demand = 0.2
     fleet.run(2 * rule.down_seconds)
     assert fleet.servers == 1, "so little work that it will do"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_day_of_noisy_load_does_not_flap(seed: int) -> None:
+    """An hour of each demand, which is 15% more or less every ten seconds: one direction, and then rest."""
+    chance, fleet = random.Random(seed), Fleet(demand=1.0)
+    fleet.run(READ)
+    for _ in range(4):
+        level, before = chance.uniform(0.1, 30.0), len(fleet.changes)
+        for _ in range(360):
+            fleet.demand = level * chance.uniform(0.85, 1.15)
+            fleet.run(10)
+        steps = fleet.changes[before:]
+        assert len({step > 0 for step in steps}) <= 1, (level, steps)
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)

@@ -215,10 +215,16 @@ def test_endpoints_that_are_not_given_are_not_there(bed: Bed) -> None:
     assert bed.ask("blind", "GET", "/v1/models").json() == {"models": []}
 
 
+def telling(headers: dict[str, str]) -> list[tuple[str, str]]:
+    """Headers without those that differ from answer to answer, and the length, which is that of the body."""
+    others = ("date", "x-request-id", "content-length")
+    return sorted((name, value) for name, value in headers.items() if name.lower() not in others)
+
+
 def leaks(bed: Bed, role: str, tells_store: bool) -> Iterator[str]:
     """What a role learns that it must not, over all that the crawler asks for."""
     restricted = role != "operator"
-    seen: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, str, list[tuple[str, str]]]] = {}
     unanswered = {(o.method.upper(), o.path) for o in operations()}
     before = ""
     for method, path, body, route in bed.requests():
@@ -244,7 +250,7 @@ def leaks(bed: Bed, role: str, tells_store: bool) -> Iterator[str]:
                 absent = NO_HEX if len(name) == 32 else "absentset" if name.endswith("set") else "absentmodel"
                 asked, text = asked.replace(name, absent), answer.body.decode("latin-1").replace(name, absent)
                 answer = Answer(answer.status, answer.headers, text.encode("latin-1"))
-            found = answer.status, text
+            found = answer.status, text, telling(answer.headers)
             if seen.setdefault(f"{method} {asked}", found) != found:
                 yield f"{where} differs from what is not there: {text[:200]} / {seen[f'{method} {asked}']}"
     if (

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from support.certificates import self_signed
-from support.harness import ServerProcess, server
+from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train
 from support.http_tools import EXTRACT, Answer, Known, check_problem, exchange, make_store, until
+from support.proxy import gated
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +181,13 @@ def test_a_certificate_is_renewed(folder: Path, tmp_path: Path, name: str | None
         assert early["level"] == "warning" and early["problem"].startswith("expires on 2")
         install(pairs[1][0], pairs[0][1])  # a key of another certificate
         assert "--tls-cert" in running.reload()["error"]
-        assert shown_certificate(port, name) == old
+        for broken in (b"", cert.read_bytes()[:300], b"\xff" * 100, None):
+            cert.unlink()
+            _ = cert.mkdir() if broken is None else cert.write_bytes(broken)
+            line = running.reload()
+            assert line["level"] == "error" and "--tls-cert" in line["error"] and "\n" not in line["error"]
+            assert shown_certificate(port, name) == old
+        cert.rmdir()
         new = install(*pairs[1])
         kept = ssl.create_default_context(cafile=str(pairs[0][0]))
         plain = socket.create_connection(("127.0.0.1", port), 20)
@@ -225,3 +232,42 @@ def storm(process: Any) -> bool:
     """Send SIGHUP; whether the process has ended."""
     process.send_signal(signal.SIGHUP)
     return process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("{token: vision-first, expires: 2020-01-01T00:00:00Z}", "the token expired at 2020-01-01T00:00:00Z; set "),
+        ("{token: vision-first, datasets: [others]}", "there is no dataset 'digits' here"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_shut_out_ends_in_one_line_and_goes_on_when_it_is_let_in(
+    folder: Path, tmp_path: Path, changed: str, said: str
+) -> None:
+    tenants, token, kept = tmp_path / "tenants.yaml", tmp_path / "token", tmp_path / "kept.pt"
+    tenants.write_text("vision: {token: vision-first}\n")
+    token.write_text("vision-first")
+    job = (
+        *DIGITS_JOB, "--dataset", "digits", "--bs", "20", "--request-size", "5", "--split", "maxpool", "--epochs", "3",
+        "--token-file", str(token), "--checkpoint", str(kept), "--checkpoint-every", "1", "--cache", "off",
+    )  # fmt: skip
+    with (
+        reloading(folder, tmp_path, "--tenants", str(tenants), "--cos-batch", "5") as running,
+        gated(running.process.port, 12) as gate,
+    ):
+        shut_out = start_train(*job, "--server", gate.url)
+        gate.wait()
+        tenants.write_text(f"vision: {changed}\n")
+        running.reload()
+        gate.open()
+        output, _ = shut_out.communicate(240)
+        lines = [line for line in output.splitlines() if line.startswith("hapi-train: error:")]
+        assert shut_out.wait() in (1, 2) and len(lines) == 1 and said in lines[0], output
+        assert "Traceback" not in output and kept.exists()
+        tenants.write_text("vision: {token: vision-second}\n")
+        token.write_text("vision-second")
+        running.reload()
+        reports = [tmp_path / f"{name}.json" for name in ("whole", "resumed")]
+        train(*job[:-6], "--cache", "off", "--server", running.process.url, "--report", str(reports[0]))
+        train(*job, "--resume", "--server", running.process.url, "--report", str(reports[1]))
+    assert losses(report_of(reports[1])) == losses(report_of(reports[0]))
