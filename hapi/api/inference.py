@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hapi.api.model_files import ImageTransform, LoadedModel
+from hapi.api.model_files import LoadedModel
 from hapi.arrays import LabelArray
 from hapi.data.mount import DatasetReader
 from hapi.data.transforms.pipeline import input_batch, input_shape
@@ -69,11 +69,23 @@ def image_files(folder: Path) -> list[Path]:
     return found
 
 
-def predict_images(model: LoadedModel, files: Sequence[Path], batch_size: int = 32) -> Iterator[Outputs]:
+def predict_images(
+    model: LoadedModel,
+    files: Sequence[Path],
+    batch_size: int = 32,
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[Outputs]:
     """The outputs for image ``files``, ``batch_size`` at a time, on the device that the model is on.
 
+    Args:
+        model: the network.
+        files: paths of the images.
+        batch_size: images that go through the network at once.
+        on_bad: takes a line about each file that cannot be read or decoded, which is then left out; None: the first
+            one is an error.
+
     Raises:
-        DataError: a file cannot be read or decoded; the message names it.
+        DataError: a file cannot be read or decoded, without ``on_bad``; the message names it.
         UsageError: the network takes no images.
     """
     if model.transform is None:
@@ -81,19 +93,18 @@ def predict_images(model: LoadedModel, files: Sequence[Path], batch_size: int = 
             "this model was trained on arrays and takes no images; give a dataset, as STORE/NAME"
         )
     for start in range(0, len(files), batch_size):
-        chosen = files[start : start + batch_size]
-        yield Outputs(
-            [str(file) for file in chosen],
-            np.full(len(chosen), -1, dtype=np.int64),
-            _run(model.module, torch.stack([_input(model.transform, f) for f in chosen])),
-        )
-
-
-def _input(transform: ImageTransform, file: Path) -> torch.Tensor:
-    try:
-        return transform(file)
-    except DataError as error:
-        raise DataError(f"image {file}: {error}") from None
+        names, inputs = [], []
+        for file in files[start : start + batch_size]:
+            try:
+                inputs.append(model.transform(file))
+                names.append(str(file))
+            except DataError as error:
+                if on_bad is None:
+                    raise
+                on_bad(str(error))
+        if names:
+            labels = np.full(len(names), -1, dtype=np.int64)
+            yield Outputs(names, labels, _run(model.module, torch.stack(inputs)))
 
 
 def predict_dataset(model: LoadedModel, dataset: DatasetReader, batch_size: int = 32) -> Iterator[Outputs]:

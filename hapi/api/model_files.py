@@ -42,12 +42,15 @@ class ImageTransform:
         """The input float32 [3, crop, crop] of an image file, its bytes or a PIL image.
 
         Raises:
-            DataError: the image cannot be decoded.
+            DataError: the image cannot be read or decoded; the message names the file.
         """
         if isinstance(image, bytes):
             return transformed(decode_image(image), self.spec)
         if isinstance(image, str | Path):
-            return transformed(decode_image(_content(Path(image))), self.spec)
+            try:
+                return transformed(decode_image(_content(Path(image))), self.spec)
+            except DataError as error:
+                raise DataError(f"image {image}: {error}") from None
         pixels = np.array(image.convert("RGB"))
         return transformed(torch.from_numpy(pixels).permute(2, 0, 1), self.spec)
 
@@ -60,7 +63,7 @@ def _content(path: Path) -> bytes:
         with open_file(path) as file:
             return file.read()
     except OSError as error:
-        raise DataError(f"image {path} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"cannot be read: {error.strerror or error}") from None
 
 
 class LoadedModel(NamedTuple):

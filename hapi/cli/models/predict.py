@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from hapi.cli.shared.common import EXIT_OK, say, tell
 from hapi.cli.shared.numbers import count, real
 from hapi.cli.shared.progress import TransferBar
 from hapi.data.mount import DatasetReader, open_dataset
-from hapi.errors import UsageError
+from hapi.errors import DataError, UsageError
 from hapi.factories import search_here
 from hapi.models.devices import resolve_device
 from hapi.paths import check_outputs, user_path, write_whole
@@ -41,6 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv", metavar="FILE", help="write the classes or numbers of every image there, and print a summary"
     )
+    parser.add_argument(
+        "--skip-bad", action="store_true",
+        help="end with 0 although images cannot be read; they are left out and named anyway, else with 1",
+    )  # fmt: skip
     configure_running(parser)
 
 
@@ -78,10 +82,24 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args)
     if not absent:
         files = [file for p in places for file in (image_files(p) if p.is_dir() else [p])]
-        return _report(args, model, predict_images(model, files, args.batch_size), len(files))
+        return _report_files(args, model, files)
     with closing(open_dataset(absent[0])) as dataset:
         outputs = predict_dataset(model, dataset, args.batch_size)
         return _report(args, model, outputs, dataset.count, _comparable(model, dataset))
+
+
+def _report_files(args: argparse.Namespace, model: LoadedModel, files: Sequence[Path]) -> int:
+    """Print or write what is predicted for ``files``, and name those that cannot be read."""
+    if len(files) == 1:
+        return _report(args, model, predict_images(model, files, args.batch_size), 1)
+    bad: list[str] = []
+    code = _report(args, model, predict_images(model, files, args.batch_size, bad.append), len(files))
+    for line in bad:
+        tell("hapi predict", f"left out: {line}")
+    if not bad or (args.skip_bad and len(bad) < len(files)):
+        return code
+    remedy = "" if args.skip_bad else ", or pass --skip-bad to end with 0 without them"
+    raise DataError(f"{len(bad)} of {len(files)} images cannot be read; repair or remove them{remedy}")
 
 
 def _report(
@@ -102,6 +120,7 @@ def _report(
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["sample", "label", *predicted.columns])
+    written = 0
     with TransferBar(f"predicting with {Path(args.model).name}", args.quiet or args.csv is None) as bar:
         bar.start(total)
         for names, labels, outputs in batches:
@@ -111,10 +130,11 @@ def _report(
                 rows.writerow([name, "" if form is None else predicted.label(labels, row), *cells])
             if form is not None:
                 predicted.compare(outputs, labels)
+            written += len(names)
             bar.advance(len(names), 0)
     if args.csv is not None:
         write_whole(args.csv, text.getvalue(), "--csv")
-        say(f"{total} predictions in {args.csv}")
+        say(f"{written} predictions in {args.csv}")
     if predicted.labelled:
         say(predicted.summary())
     return EXIT_OK
