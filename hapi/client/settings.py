@@ -36,14 +36,18 @@ class ModelSettings:
         "architecture (resnet50, transformer, any torchvision name, timm:NAME, package.module:factory) "
         "or store:NAME for a pushed model",
         default="resnet18",
+        metavar="MODEL",
     )
     weights: str = setting(
         "auto (pre-trained where in reach, else random), random[:SEED] (of --seed), a torchvision weights name "
         "(DEFAULT, IMAGENET1K_V1), or a checkpoint: a file, an index.json of shards, or a folder with one",
         default="auto",
+        metavar="WEIGHTS",
     )
     blocks: tuple[str, ...] = setting(
-        "module paths run in sequence, for a model that cannot be traced", default=()
+        "module paths run in sequence, for a model that cannot be traced",
+        default=(),
+        metavar="PATH,PATH",
     )
     allow_model: tuple[str, ...] = setting(
         "a model factory that a pushed model (store:NAME) may name; may be repeated",
@@ -53,13 +57,14 @@ class ModelSettings:
     freeze: int | str | None = setting(
         "last frozen layer, by index or name (default: the paper's for its families, else all but the head)",
         default=None,
+        metavar="N|NAME",
     )
     frozen_precision: Precision = setting(
         "type of the frozen layers' results, on both tiers and on the wire, where bf16 and fp16 take half the bytes; "
         "the same numbers at every split, rounded. A processor without units for it computes in float32 and rounds",
         default="fp32",
     )
-    device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
+    device: str = setting("auto, cpu, cuda or cuda:N", default="auto", metavar="DEVICE")
     tf32: bool = setting(
         "let a GPU round the inputs of float32 products to 10 bits, here; the server's is a flag of hapi-server",
         default=False,
@@ -84,7 +89,9 @@ class ModelSettings:
 class DataSettings:
     """The samples, and in which order and batches they are used."""
 
-    dataset: str | None = setting("dataset in the server's store (default: the only one there)", default=None)
+    dataset: str | None = setting(
+        "dataset in the server's store (default: the only one there)", default=None, metavar="NAME"
+    )
     image_size: int | None = setting(
         "side of the square input, in pixels, instead of the dataset's own",
         default=None,
@@ -96,6 +103,7 @@ class DataSettings:
         "resized-crop[:scale=A-B][:ratio=A-B], crop[:padding=N], flip[:p=X], "
         "jitter[:brightness=X][:contrast=X][:saturation=X][:hue=X], as in torchvision",
         default=(),
+        metavar="NAME",
     )
     augment_views: int | None = setting(
         "draws of --augment for each sample, in turn from epoch to epoch, so that their features can be kept "
@@ -107,6 +115,7 @@ class DataSettings:
     validation: float | str | None = setting(
         "share of the samples held out (0.1), or the name of another dataset, measured after each epoch",
         default=None,
+        metavar="X|NAME",
     )
     bs: int = setting("training batch size", default=128, low=1, high=1 << 20, flags=("--batch-size",))
     epochs: int = setting("passes over the data", default=3, low=1, high=1 << 20)
@@ -121,6 +130,7 @@ class DataSettings:
         "random order, WINDOW of them open at a time; the default ones suit the server's store. auto is full where the "
         "server reads a disk, and chunks where it reads small samples from an object store",
         default="auto",
+        metavar="ORDER",
     )
     trainers: int = setting(
         "trainers that share each epoch without overlap, for loops of your own, which average gradients; --bs is of "
@@ -147,6 +157,7 @@ class PlanningSettings:
         "where the server stops: auto (measured and chosen while training runs), the strategies hapi, nsg, bandwidth "
         "and oracle, the static ones none, freeze and min, an index or a layer's name",
         default="auto",
+        metavar="N|NAME",
     )
     replan: OnOff = setting(
         "let the split follow when bandwidth or load change after it was chosen (off: HAPI, Algorithm 1)",
@@ -171,7 +182,9 @@ class PlanningSettings:
         high=1 << 20,
     )
     profile: str | None = setting(
-        "choose the split at once from this saved profile, or from that in a run's report", default=None
+        "choose the split at once from this saved profile, or from that in a run's report",
+        default=None,
+        metavar="FILE",
     )
     objective: Objective = setting(
         "aim of what is kept, and with --split auto of the split: the shortest job, or the cheapest",
@@ -195,12 +208,20 @@ class NetworkSettings:
         "URL of a hapi-server, or fleet+URL of a fleet's list of them; may be repeated",
         default=(),
         env="HAPI_SERVER",
+        metavar="URL",
     )
     store: str | None = setting(
-        "without --server: folder of the store that an embedded server serves", default=None, env="HAPI_STORE"
+        "without --server: folder of the store that an embedded server serves",
+        default=None,
+        env="HAPI_STORE",
+        metavar="STORE",
     )
-    token_file: str | None = setting("file with the bearer token (or HAPI_TOKEN)", default=None)
-    ca_file: str | None = setting("certificate authority (PEM) to trust for https servers", default=None)
+    token_file: str | None = setting(
+        "file with the bearer token (or HAPI_TOKEN)", default=None, metavar="FILE"
+    )
+    ca_file: str | None = setting(
+        "certificate authority (PEM) to trust for https servers", default=None, metavar="FILE"
+    )
     request_size: int = setting(
         "samples per request (128 in the paper, section 5.1)", default=128, low=1, high=65536
     )
@@ -229,7 +250,9 @@ class NetworkSettings:
         default="auto",
     )
     cache_dir: str | None = setting(
-        "folder of --cache (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)", default=None
+        "folder of --cache (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
+        default=None,
+        metavar="DIR",
     )
     cache_size: int | None = setting(
         "most bytes of that folder, of all jobs in it (default: half of what is free or in it, at most 100 GB)",

@@ -50,7 +50,9 @@ class ProviderSettings:
         unit="bytes",
     )
     provider_ca: str | None = setting(
-        "certificate authority (PEM) to trust for https servers of --providers", default=None
+        "certificate authority (PEM) to trust for https servers of --providers",
+        default=None,
+        metavar="FILE",
     )
 
 
@@ -58,9 +60,11 @@ class ProviderSettings:
 class ServiceSettings(ProviderSettings):
     """Settings of serving requests: their limits, and the state kept between them."""
 
-    store: str = setting("URL or folder of the object store", env="HAPI_STORE")
+    store: str = setting("URL or folder of the object store", env="HAPI_STORE", metavar="STORE")
     device: str = setting(
-        "auto (CUDA when there is one), cpu, cuda or cuda:N; several with commas", default="auto"
+        "auto (CUDA when there is one), cpu, cuda or cuda:N; several with commas",
+        default="auto",
+        metavar="DEVICE",
     )
     threads: int | None = setting("CPU threads of one forward pass", default=None, low=1, high=1024)
     decode_threads: int = setting(
@@ -320,10 +324,12 @@ class ServiceSettings(ProviderSettings):
 class ListenSettings:
     """Address and tenants of a server."""
 
-    host: str = setting("address to listen on", default="127.0.0.1")
+    host: str = setting("address to listen on", default="127.0.0.1", metavar="ADDRESS")
     port: int = setting("port to listen on; 0: any free one", default=8099, low=0, high=65535)
     token_file: str | None = setting(
-        "file with the bearer token that clients must send (or HAPI_TOKEN)", default=None
+        "file with the bearer token that clients must send (or HAPI_TOKEN)",
+        default=None,
+        metavar="FILE",
     )
     tenants: str | None = setting(
         "YAML file with tenants: their tokens, weights and limits", default=None, metavar="FILE"
@@ -333,8 +339,8 @@ class ListenSettings:
         default=None,
         metavar="DIR",
     )
-    tls_cert: str | None = setting("certificate chain (PEM)", default=None)
-    tls_key: str | None = setting("private key (PEM)", default=None)
+    tls_cert: str | None = setting("certificate chain (PEM)", default=None, metavar="FILE")
+    tls_key: str | None = setting("private key (PEM)", default=None, metavar="FILE")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "least level that is logged", default="info"
     )

@@ -44,6 +44,7 @@ class ObjectiveSettings:
         "training samples; with several labels per sample: negative per positive ones), or a JSON file of a number by "
         "class",
         default="none",
+        metavar="none|balanced|FILE",
     )
     feature_mixup: float | None = setting(
         "alpha of mixup in feature space: inputs of the trained layers and targets of each batch are mixed in pairs, "
@@ -86,7 +87,9 @@ class CheckpointSettings:
         none_help="no run folder; nothing is written but the files that are named",
     )
     checkpoint: str | None = setting(
-        "file that training is saved to after each epoch and on Ctrl-C", default=None
+        "file that training is saved to after each epoch and on Ctrl-C",
+        default=None,
+        metavar="FILE",
     )
     checkpoint_every: int | None = setting(
         "batches between checkpoints inside an epoch", default=None, low=1, high=1 << 40
@@ -108,7 +111,9 @@ class CheckpointSettings:
         default=None,
         metavar="FILE",
     )
-    save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
+    save_profile: str | None = setting(
+        "file for the profile that was measured (JSON)", default=None, metavar="FILE"
+    )
 
     @property
     def checkpoint_path(self) -> str | None:
@@ -132,9 +137,11 @@ class TrainingSettings(CheckpointSettings, ObjectiveSettings, AllStepSettings):
 class OutputSettings:
     """Files and lines that ``hapi-train`` writes about a training."""
 
-    report: str | None = setting("file for the JSON report", default=None)
-    html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)
-    trace: str | None = setting("file for a trace that Perfetto opens", default=None)
+    report: str | None = setting("file for the JSON report", default=None, metavar="FILE")
+    html: str | None = setting(
+        "file for the report as a page: stages, split, loss, plan", default=None, metavar="FILE"
+    )
+    trace: str | None = setting("file for a trace that Perfetto opens", default=None, metavar="FILE")
     log: tuple[LoggerName, ...] = setting(
         "where the figures of epochs and steps go too, in or from the run folder; may be repeated", default=()
     )

@@ -143,3 +143,11 @@ def test_every_setting_has_a_variable(command: str, capsys: pytest.CaptureFixtur
         assert module.main([]) == 2
     line = capsys.readouterr().err
     assert line == f"{command}: error: {module.VARIABLES}THREADS: expected a number from 1 to 1024, got '0'\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_value_of_a_flag_is_named_for_what_it_is(command: str) -> None:
+    """A file, a folder, a name: not any text."""
+    for action in COMMANDS[command][0]._actions:
+        if action.option_strings and action.nargs != 0:
+            assert "TEXT" not in str(action.metavar), action.option_strings
