@@ -72,10 +72,21 @@ def _machine_at(servers: ServerPool, url: str) -> Any:
     return answer.get("machine") if isinstance(answer, dict) else None
 
 
-def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) -> Connected:
+def connect(
+    settings: SessionSettings,
+    token: str | None,
+    ranks: Ranks = ALONE,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Connected:
     """Return the servers of the settings, or an embedded one that is started when they name none.
 
     The ranks of one machine share an embedded server, which the first of them starts.
+
+    Args:
+        settings: the session's settings.
+        token: the servers' bearer token.
+        ranks: processes of this training.
+        meanwhile: called while an embedded server starts, which ends when it raises.
 
     Raises:
         HapiError: the store has no dataset, or the embedded server does not start.
@@ -100,7 +111,7 @@ def connect(settings: SessionSettings, token: str | None, ranks: Ranks = ALONE) 
 
     def start() -> tuple[str, str, int]:
         """Start a server with half of the processors: threads of both tiers on all of them only fight."""
-        server = _embed(settings, store, processors)
+        server = _embed(settings, store, processors, meanwhile)
         started.append(server)
         return server.url, server.token, server.pid
 
@@ -161,6 +172,13 @@ def _transport(
     )
 
 
-def _embed(settings: ModelSettings, store: str, threads: int) -> EmbeddedServer:
+def _embed(
+    settings: ModelSettings, store: str, threads: int, meanwhile: Callable[[], None]
+) -> EmbeddedServer:
+    def both() -> None:
+        """Tell what is wrong first."""
+        meanwhile()
+        warm_up_libraries()
+
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
-    return EmbeddedServer(store, allow_models=factories, threads=threads, meanwhile=warm_up_libraries)
+    return EmbeddedServer(store, allow_models=factories, threads=threads, meanwhile=both)

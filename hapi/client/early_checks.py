@@ -1,9 +1,10 @@
-"""Names in a session's settings, checked before torch is imported or a server started: wrong ones are told at once."""
+"""Names in a session's settings, checked before torch is imported or a server is ready: wrong ones are told at once."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hapi.client.augment import parsed
 from hapi.client.settings import (
@@ -18,15 +19,18 @@ from hapi.client.settings import (
 from hapi.codecs.names import LOSSY
 from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.listing import check_store
-from hapi.errors import UsageError
-from hapi.factories import check_module
+from hapi.errors import ModelError, UsageError
+from hapi.factories import check_module, is_factory
 from hapi.models.zoo.names import check_model, check_weights, could_be_layer
 from hapi.paths import user_path
 from hapi.profiler.profile import Profile
-from hapi.profiler.strategies import STRATEGIES
+from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
-from hapi.wire.references import given_name
+from hapi.wire.references import TransformSpec, given_name
+
+if TYPE_CHECKING:
+    from hapi.models.graph.layers import LayeredModel
 
 _CUTOFF = 0.7
 """Similarity from which a word that is no strategy was probably meant to be one; no library's layer comes as close."""
@@ -108,6 +112,57 @@ def fixed_split(settings: PlanningSettings) -> str:
     return (
         f"needs a split that is chosen from a profile, such as --split auto; split {settings.split} is fixed"
     )
+
+
+def check_layers(settings: SessionSettings) -> None:
+    """Check the freeze and a fixed split against a library's network, which is known without its dataset.
+
+    Raises:
+        UsageError: there is no such layer, or it cannot be frozen or split at.
+    """
+    fixed = settings.split not in STRATEGY_NAMES
+    own = settings.model.startswith(STORE_PREFIX) or is_factory(settings.model)
+    if own or (settings.freeze is None and not fixed):
+        return
+    from hapi.models.zoo.build import ModelSpec, structure
+    from hapi.models.zoo.freeze import choose_freeze
+
+    side = settings.image_size or TransformSpec().crop
+    try:
+        spec = ModelSpec(architecture=settings.model, blocks=settings.blocks, input_shape=(3, side, side))
+        model = structure(spec)
+    except ModelError:  # it may be one for the dataset's inputs
+        return
+    resolve_split(model, settings.split, choose_freeze(model, settings.freeze))
+
+
+def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tuple[str | None, int]:
+    """Return (strategy, the first split) for a strategy's name, or (None, split) for a fixed split.
+
+    Args:
+        model: the model.
+        requested: strategy's name or a split.
+        freeze: last frozen layer.
+
+    Raises:
+        UsageError: the split is past the last split.
+    """
+    if isinstance(requested, str) and requested in STRATEGIES:
+        return None, choose_split(requested, model.output_bytes(), freeze)
+    if isinstance(requested, str) and requested in STRATEGY_NAMES:
+        return requested, freeze
+    try:
+        split = model.resolve(requested)
+    except ModelError as error:
+        strategies = f", nor a strategy ({', '.join(STRATEGY_NAMES)})" if isinstance(requested, str) else ""
+        raise UsageError(f"--split: {error} ('hapi layers MODEL' lists them){strategies}") from None
+    last_split = model.last_split(freeze)
+    if split > last_split:
+        raise UsageError(
+            f"--split {requested}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
+            f"choose 0 to {last_split}"
+        )
+    return None, split
 
 
 def check_rounding(settings: SessionSettings) -> None:

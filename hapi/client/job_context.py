@@ -13,14 +13,14 @@ from hapi.cache.folder import CacheFolder
 from hapi.cache.open_folder import open_cache_folder
 from hapi.client.connect import Connected, connect, over, share_processors
 from hapi.client.dataset_choice import augmented, choose_dataset, hold_out, transform_of
-from hapi.client.early_checks import check_views
+from hapi.client.early_checks import check_layers, check_views, resolve_split
 from hapi.client.frozen_weights import FrozenWeights
 from hapi.client.joint.ranks import ALONE, Ranks
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.stall_share import StallShare
 from hapi.client.memory import move_weights, status_bytes
 from hapi.client.models import ClientModel, open_client_model
-from hapi.client.settings import STRATEGY_NAMES, CacheMode, DataSettings, NetworkSettings, SessionSettings
+from hapi.client.settings import CacheMode, DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.server_pool import ServerPool
@@ -33,7 +33,6 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import check_kernels, in_precision
 from hapi.models.shared.weights import shared_weights
 from hapi.models.zoo.freeze import choose_freeze
-from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.repository.built import prefix_bytes
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import Precision, TransformSpec
@@ -217,7 +216,9 @@ def resolve_job(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     connected = (
-        connect(settings, token, ranks) if transports is None else over(settings, transports, settings.store)
+        connect(settings, token, ranks, meanwhile=lambda: check_layers(settings))
+        if transports is None
+        else over(settings, transports, settings.store)
     )
     try:
         job_context = _build_context(settings, connected, device, cache, ranks)
@@ -335,35 +336,6 @@ def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOr
         trainers=settings.trainers,
         trainer=settings.trainer,
     )
-
-
-def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tuple[str | None, int]:
-    """Return (strategy, the first split) for a strategy's name, or (None, split) for a fixed split.
-
-    Args:
-        model: the model.
-        requested: strategy's name or a split.
-        freeze: last frozen layer.
-
-    Raises:
-        UsageError: the split is past the last split.
-    """
-    if isinstance(requested, str) and requested in STRATEGIES:
-        return None, choose_split(requested, model.output_bytes(), freeze)
-    if isinstance(requested, str) and requested in STRATEGY_NAMES:
-        return requested, freeze
-    try:
-        split = model.resolve(requested)
-    except ModelError as error:
-        strategies = f", nor a strategy ({', '.join(STRATEGY_NAMES)})" if isinstance(requested, str) else ""
-        raise UsageError(f"--split: {error} ('hapi layers MODEL' lists them){strategies}") from None
-    last_split = model.last_split(freeze)
-    if split > last_split:
-        raise UsageError(
-            f"--split {requested}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
-            f"choose 0 to {last_split}"
-        )
-    return None, split
 
 
 def _job(

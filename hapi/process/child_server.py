@@ -65,6 +65,7 @@ class ChildServer:
         try:
             self.url = self._await_url(meanwhile)
         except BaseException:
+            self._process.kill()  # nobody was served yet, and it would first load all that it needs
             self.close()
             raise
 

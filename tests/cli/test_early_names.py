@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,29 @@ def test_a_session_starts_no_server(
     monkeypatch.setattr("hapi.client.connect.EmbeddedServer", pytest.fail)
     with pytest.raises(HapiError):
         Session.open(SessionSettings(**{"store": "one", **wrong}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"freeze": "layer9"}, "--freeze: resnet18 has no layer 'layer9'"),
+        ({"freeze": 99}, "--freeze: layer 99 is out of range"),
+        ({"freeze": 14}, "--freeze 14: no layer after it has parameters"),
+        ({"split": 99}, "--split: layer 99 is out of range"),
+        ({"split": "layer4.1"}, "--split layer4.1: layer 12 comes after the freeze"),
+        ({"split": 5, "freeze": 3, "image_size": 64}, "--split 5: layer 5 comes after the freeze"),
+    ],
+)
+def test_layers_are_told_while_a_server_starts(
+    place: Path, wrong: dict[str, int | str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*arguments: object, meanwhile: Callable[[], None], **options: object) -> None:
+        meanwhile()
+        pytest.fail("the server was awaited")
+
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", started)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        Session.open(SessionSettings(store="one", model="resnet18", **wrong))  # type: ignore[arg-type]
 
 
 def test_servers_elsewhere_know_their_names_themselves(place: Path) -> None:
