@@ -19,7 +19,7 @@ from hapi.cli.shared.pushing import check_push, push_best
 from hapi.cli.shared.ranks import along, check_launch, going_on, ranks_of, silent, train_along, watch_torchrun
 from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
-from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
+from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, absent_files, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import (
     add_settings_file,
     print_settings,
@@ -171,6 +171,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks, tr
         ranks.gathered(settings.output)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
+        absent = absent_files(settings)
         trainer = Trainer(session, settings, [files.log_opener(settings), printer, *_loggers(settings)])
         try:
             report = trainer.run()
@@ -178,7 +179,7 @@ def _train_into(files: RunFiles, loaded: Loaded[TrainSettings], ranks: Ranks, tr
             _after_failure(trainer, tracer, loaded, settings)
             raise
     failed = write_outputs(settings, tracer, report, min(LAST_SECONDS, settings.patience))
-    _summarise(report, trainer.trained_epochs, settings)
+    _summarise(report, trainer.trained_epochs, settings, absent)
     failed += push_best(settings)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
@@ -299,12 +300,19 @@ def _shared(session: Session) -> str:
     return f" ({ranks.largest_part(session.settings.bs)} on each of {ranks.size} ranks)"
 
 
-def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:
+def _summarise(
+    report: Mapping[str, Any], trained_epochs: int, training: TrainSettings, absent: Sequence[str]
+) -> None:
     from hapi.train.objective.names import metrics_text
     from hapi.train.report_facts import kept_text, offload_text
 
     epochs = report["epochs"]
     ended = report["ended"]
+    saved = [name for name in absent if name not in absent_files(training)]
+    if not trained_epochs and saved:
+        print(f"the training had ended; saved what was missing of it: {', '.join(saved)}")
+        _say_next(training)
+        return
     if not trained_epochs:
         if ended["how"] == "stopped early":
             print(f"nothing to do: training stopped early, {ended['detail']}; give a larger --early-stopping")
@@ -337,6 +345,10 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
         )
     if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
         print("note  --save-profile: training ended before the profile was whole, so none was written")
+    _say_next(training)
+
+
+def _say_next(training: TrainSettings) -> None:
     if training.output is not None:
         print(f"run   {training.output}\nnext  hapi predict {training.output}/best.safetensors IMAGE")
 

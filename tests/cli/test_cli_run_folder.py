@@ -57,6 +57,16 @@ def test_a_run_leaves_its_folder(
     assert load_model(made / "model.safetensors").card.epoch == 2
     assert len(runs(folder)) == 1
 
+    capsys.readouterr()
+    for name in ("best.safetensors", "report.json"):  # as after a kill in the last save
+        (made / name).unlink()
+    assert command.main(again) == 0
+    out = capsys.readouterr().out
+    said = "\nthe training had ended; saved what was missing of it: best.safetensors, report.json\n"
+    assert f"{said}run   {place}\nnext  hapi predict {place}/best.safetensors IMAGE\n" in out, out
+    assert command.main(again) == 0
+    assert "nothing to do: the checkpoint has 2 epochs already" in capsys.readouterr().out
+
 
 @pytest.mark.slow
 def test_files_that_are_named_go_there_and_none_without_a_folder(

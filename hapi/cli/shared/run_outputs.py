@@ -161,6 +161,13 @@ def _model_files(training: TrainingSettings) -> list[str]:
     return [] if folder is None else [str(Path(folder, name)) for name in (MODEL_FILE, BEST_FILE)]
 
 
+def absent_files(training: TrainingSettings) -> list[str]:
+    """Names of the files of a whole run that are not in its folder."""
+    folder = training.output
+    names = () if folder is None else (MODEL_FILE, BEST_FILE, REPORT_FILE)
+    return [name for name in names if not Path(folder or "", name).exists()]
+
+
 LAST_SECONDS = 15.0
 """Longest time of trying outputs again when a training has ended well, in seconds."""
 
