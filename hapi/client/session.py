@@ -111,6 +111,7 @@ class Session(Closing):
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self._has_begun = False
         """True once an epoch was asked for."""
+        self._is_closed = False
         self._ordered: tuple[EpochOrder, int, list[IntArray]] | None = None
         """Batches of the epoch that was asked for last, in its order."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
@@ -201,6 +202,7 @@ class Session(Closing):
 
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
+        self._is_closed = True
         self._servers.close()
         self.keeping.close()
         self.job_context.close()
@@ -270,6 +272,7 @@ class Session(Closing):
             HapiError: a whole pass did not deliver each of its samples exactly once, or a server or the store
                 failed.
         """
+        self._check_open()
         planned = self.batch_ids(epoch)
         if self.ranks.size > 1:
             planned = list(map(self.ranks.part, planned))
@@ -299,9 +302,14 @@ class Session(Closing):
 
         With several ranks, those of this one's part of each of ``validation_batches``.
         """
+        self._check_open()
         planned = list(map(self.ranks.part, self.validation_batches()))
         fixed = Fixed(self.job_context, self.split, validation=True)
         return self._passes.deliver(fixed, 0, planned, 0, validation=True)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the session is closed; open another one (hapi.Session.open)")
 
     def _planned(self, planning: SplitController, epoch: int, count: int) -> Planned:
         if self.ranks.size == 1:

@@ -19,7 +19,7 @@ import os
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -188,6 +188,8 @@ def checked(value: T) -> T:
     Raises :class:`UsageError` naming the class and the field.
     """
     cls: Any = type(value)
+    if not is_dataclass(value):
+        raise UsageError(f"settings: expected hapi.SessionSettings or hapi.TrainSettings, got {cls.__name__}")
     document = node_of(flat(value), quoted=True)
     read_back: T = SettingsReader(cls.__name__).read(cls, document, {})
     return read_back

@@ -185,8 +185,9 @@ def test_a_closed_session_says_so(service: Service) -> None:
     session.close()
     with pytest.raises(HapiError, match="closed"):
         list(stream)
-    with pytest.raises(HapiError, match="closed"):
-        list(session.epoch(0))
+    for begun in (lambda: session.epoch(0), session.validation):  # also where all features are kept
+        with pytest.raises(UsageError, match="the session is closed; open another one"):
+            begun()
     session.close()
     assert not window_threads()
 
@@ -277,6 +278,11 @@ def test_a_session_reads_its_own_token(monkeypatch: pytest.MonkeyPatch) -> None:
         Session.open(replace(settings, token_file=None))
     with pytest.raises(HapiError, match="refused"):
         Session.open(settings, token="given")
+
+
+def test_settings_that_are_none() -> None:
+    with pytest.raises(UsageError, match=r"settings: expected hapi\.SessionSettings .*, got dict"):
+        Session.open({"model": "resnet18"})  # type: ignore[arg-type]
 
 
 def test_one_server_as_plain_text_is_one_server() -> None:
