@@ -19,7 +19,7 @@ from hapi.client.loading.pass_loading import PassLoading
 from hapi.client.loading.prefetcher import Prefetcher
 from hapi.client.loading.receiver import OpenBatch, RequestSlice
 from hapi.client.loading.wire_codecs import WireCodecs
-from hapi.client.transport.hedging import Measured
+from hapi.client.transport.hedging import InFlight, Measured, Server
 from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.client.transport.stragglers import ENOUGH_ANSWERS
 from hapi.errors import TransportError
@@ -97,6 +97,18 @@ def test_the_first_answer_breaks_the_second(pool: ServerPool) -> None:
     assert pool.run(hung, measured=hung.measured) == "first"
     assert broken.wait(LONG)
     until(lambda: all(s.failures == s.in_flight == 0 for s in pool._servers))
+
+
+def test_an_answer_that_comes_when_the_first_attempt_is_over_breaks_nothing() -> None:
+    """The request may be under way again by then, with the same cancellation."""
+    measured, server = (
+        asked(None),
+        Server(transport=LoopbackTransport(lambda *_: (200, {}, iter([]))), name="0"),
+    )
+    request = InFlight(server, measured, server.asked(1, 8, 0.0), measured.cancellation, 0.0)
+    assert request.end() is None
+    request.win(lambda: "late")
+    assert request.end() is None and not measured.cancellation.cancelled
 
 
 def test_a_second_request_that_fails_is_no_ones_loss(pool: ServerPool) -> None:

@@ -129,6 +129,21 @@ def test_a_look_at_values_needs_no_gradient(
     assert report["restored_steps"] and not report["redone_steps"]
 
 
+def test_a_parameter_that_is_changed_after_a_look_at_values_keeps_its_change(tmp_path: Path) -> None:
+    """The values that were computed ahead are those of a step from the parameter as it was."""
+
+    def looked_at_and_changed(model: nn.Module, optimizer: Any) -> None:
+        evaluate(model, optimizer)
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
+
+    loop, (model, twin) = surprising(looked_at_and_changed), (images_model(), images_model())
+    train(model, adamw(model), range(STEPS), loop)
+    with offloaded(twin, adamw(twin), tmp_path, keep_gradients=True) as moved:
+        train(twin, moved, range(STEPS), loop)
+        assert weights_equal(model, twin)
+
+
 @pytest.mark.parametrize("act", SURPRISES)
 def test_acts_of_the_first_steps_are_learned(act: Act, tmp_path: Path) -> None:
     model, twin = images_model(), images_model()

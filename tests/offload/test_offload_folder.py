@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hapi.offload.failures import OffloadError
 from hapi.offload.states.base import Commit
 from hapi.offload.states.commit_file import CommitFile
 from hapi.offload.states.disk import DiskStates
+from hapi.offload.states.drive import Drive
 from hapi.offload.training import offload_training
 
 
@@ -110,6 +112,33 @@ def test_a_torn_commit_does_not_count(damage: str, tmp_path: Path) -> None:
     assert CommitFile(descriptor, 2, 3, 5).newest == commits[2 if damage == "nothing" else 1]
     assert CommitFile(descriptor, 2, 4, 5).newest is None
     os.close(descriptor)
+
+
+def test_a_commit_comes_when_its_records_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut between the two leaves the commit before, whose records are whole."""
+    write, sync, commit = Drive.write, Drive.sync, CommitFile.write
+    unsafe: set[Drive] = set()
+    commits: list[int] = []
+
+    def written(self: Drive, *of: Any) -> None:
+        unsafe.add(self)
+        write(self, *of)
+
+    def synced(self: Drive) -> None:
+        sync(self)
+        unsafe.discard(self)
+
+    def committed(self: CommitFile, made: Commit) -> None:
+        commits.append(len(unsafe))
+        commit(self, made)
+
+    monkeypatch.setattr(Drive, "write", written)
+    monkeypatch.setattr(Drive, "sync", synced)
+    monkeypatch.setattr(CommitFile, "write", committed)
+    model = tied_model()
+    with offloaded(model, adamw(model), [tmp_path / "a", tmp_path / "b"], mode="serial") as moved:
+        train(model, moved, range(4), plain)
+    assert len(commits) >= 4 and not any(commits)
 
 
 def test_wrong_uses_are_told_in_one_line(tmp_path: Path) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.http_tools import Answer, check_problem, exchange, served
 
-from hapi.errors import ConfigError, UnauthorizedError
+from hapi.errors import ConfigError, NotFoundError, UnauthorizedError
 from hapi.server.lifecycle.progress_watch import LOST_TO_ONE
 from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.tenants.access import Access
 from hapi.server.tenants.by_token import DEFAULT, Tenants, read_tenants
+from hapi.wire.messages import ExtractRequest, SamplesRequest, TensorsRequest
+from hapi.wire.references import DatasetReference, ModelReference
+from hapi.wire.warm_up import WarmUpRequest
 
 DIGEST = hashlib.sha256(b"another-secret").hexdigest()
 GOOD = f"""
@@ -182,3 +188,49 @@ def test_what_a_tenant_sees(tmp_path: Path) -> None:
     assert (
         tenant.may_see(tenant) and not tenant.may_see(Tenant(name="b")) and Tenant(name="b").may_see(tenant)
     )
+
+
+def test_models_are_seen_by_their_whole_names() -> None:
+    access = Access(models=("net", "b*"))
+    names = ("net", "net@3", "nets", "nets@1", "a-net", "b1@2", "")
+    assert [name for name in names if access.sees_model(name)] == ["net", "net@3", "b1@2"]
+
+
+def test_of_others_know_those_who_see_all() -> None:
+    assert Access().whole and Access(datasets=("x", "*")).whole
+    assert not Access(datasets=("x",)).whole and not Access(models=("x",)).whole
+
+
+DATA = DatasetReference(name="seen", version="0" * 16)
+PUSHED = ModelReference(source="store", name="net", weights="pushed", digest="0" * 32)
+BUILT = ModelReference(source="zoo", name="net", weights="random:0", digest="0" * 32)
+IDS = np.arange(2)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "data", "model"),
+    [
+        (
+            ExtractRequest(dataset=DATA, model=PUSHED, split=1, split_name="a", ids=IDS, transform=None),
+            True,
+            True,
+        ),
+        (
+            ExtractRequest(dataset=DATA, model=BUILT, split=1, split_name="a", ids=IDS, transform=None),
+            True,
+            False,
+        ),
+        (SamplesRequest(dataset=DATA, ids=IDS), True, False),
+        (TensorsRequest(name="net", digest="0" * 32, names=("t",)), False, True),
+        (WarmUpRequest(model=PUSHED, split=1, split_name="a"), False, True),
+        (WarmUpRequest(model=BUILT, split=1, split_name="a"), False, False),
+    ],
+)
+def test_all_that_a_request_names_is_checked(request_of: Any, data: bool, model: bool) -> None:
+    Access(datasets=("seen",), models=("net",)).check(request_of)
+    for access, names_it in ((Access(datasets=("other",)), data), (Access(models=("other",)), model)):
+        if not names_it:
+            access.check(request_of)
+            continue
+        with pytest.raises(NotFoundError, match=r"there is no|has no model"):
+            access.check(request_of)
