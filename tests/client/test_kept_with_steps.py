@@ -70,7 +70,7 @@ def stopped(service: Service) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return train(service, None, **STOPPING)
 
 
-@pytest.mark.parametrize("at", [1, 5, 8])
+@pytest.mark.parametrize("at", [1, pytest.param(5, marks=pytest.mark.slow), 8])
 def test_resumed_with_early_stopping(service: Service, stopped: Any, tmp_path: Path, at: int) -> None:
     """In the first epoch, between two of an accumulated step, and at the end of the second."""
     reference = stopped

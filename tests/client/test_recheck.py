@@ -12,6 +12,7 @@ import torch
 from support import lying
 from support.local_job import (
     COUNT,
+    SMALL_MODEL,
     Silent,
     built,
     pack_blobs,
@@ -173,7 +174,7 @@ def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
     from hapi.store.open import open_store
 
     pack_blobs(tmp_path / "store")
-    spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))
+    spec = ModelSpec(architecture=SMALL_MODEL, num_classes=4, weights="random:3", input_shape=(3, 32, 32))
     push(open_store(str(tmp_path / "store")), "mine", build(spec), spec)
     with service_of(tmp_path / "store") as running:
         service: Service = running

@@ -82,7 +82,9 @@ def test_stored_samples_are_not_rounded_and_share_what_any_job_keeps(
     assert hits(found) == [SAMPLES]
 
 
-@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize(
+    "codec", [*(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[:-1]), LOSSY[-1]]
+)
 def test_what_came_small_is_kept_small(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
