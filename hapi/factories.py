@@ -20,16 +20,18 @@ def is_factory(model: str) -> bool:
     return _FACTORY.fullmatch(model) is not None
 
 
-def check_allowed(factory: str, allowed: Collection[str], name: str) -> None:
-    """Raise :class:`UsageError` unless ``factory``, which makes the pushed model ``name``, is allowed.
+def check_allowed(factory: str, allowed: bool | Collection[str], name: str) -> None:
+    """Raise :class:`UsageError` unless ``factory``, which makes the model ``name``, is allowed.
 
-    Anyone who can write into a store chooses the names in it, and a factory is imported and called.
+    Whoever wrote the file, or can write into a store, has chosen it, and a factory is imported and called.
 
     Args:
-        factory: ``package.module:factory``, as the model's manifest names it.
-        allowed: factories or whole modules, as given to hapi-server's ``--allow-model``.
-        name: the model's name, for the message.
+        factory: ``package.module:factory``, as the model's manifest or file names it.
+        allowed: all or none, or factories and whole modules, as given to hapi-server's ``--allow-model``.
+        name: the model's name or file, for the message.
     """
+    if isinstance(allowed, bool):
+        allowed = (factory,) if allowed else ()
     if is_factory(factory) and not {factory, factory.partition(":")[0]} & set(allowed):
         raise UsageError(
             f"model {name!r} would run the code of {factory!r} here; if you trust it, allow it with "

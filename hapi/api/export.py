@@ -18,6 +18,7 @@ from torch import nn
 from hapi.atomic import replacing
 from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, write_model
+from hapi.models.zoo.architectures import ImportRule
 from hapi.paths import check_output, make_folder
 from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 
@@ -43,6 +44,7 @@ def export(
     *,
     source: FrozenSource | None = None,
     best: bool = False,
+    allow_import: ImportRule = False,
 ) -> str:
     """Write the network of a model file or a checkpoint in another format; returns the format's name.
 
@@ -52,6 +54,7 @@ def export(
         format: one of :data:`FORMATS`; None tells it from the ending of ``output``.
         source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
         best: for a checkpoint: as it was after the best epoch.
+        allow_import: see :func:`hapi.load_model`.
 
     Raises:
         ModelError: the file cannot be read, or its network cannot be expressed in the format.
@@ -62,7 +65,7 @@ def export(
         _check_folder(Path(output))
     else:
         check_output("--output", str(output))
-    module, card = read_network(model, source, best=best)
+    module, card = read_network(model, source, best=best, allow_import=allow_import)
     FORMATS[name].write(module, card, Path(output))
     return name
 

@@ -13,6 +13,7 @@ from hapi.data.transforms.decode import decode_image
 from hapi.data.transforms.pipeline import transformed
 from hapi.errors import DataError
 from hapi.models.model_file import ModelCard
+from hapi.models.zoo.architectures import ImportRule
 from hapi.paths import open_file
 from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 from hapi.wire.references import TransformSpec
@@ -79,7 +80,13 @@ class LoadedModel(NamedTuple):
     """All that the file says."""
 
 
-def load_model(path: str | Path, *, source: FrozenSource | None = None, best: bool = False) -> LoadedModel:
+def load_model(
+    path: str | Path,
+    *,
+    source: FrozenSource | None = None,
+    best: bool = False,
+    allow_import: ImportRule = False,
+) -> LoadedModel:
     """Load a fine-tuned network from a file that a training or ``hapi export`` wrote::
 
         model = hapi.load_model("run/model.safetensors")
@@ -87,15 +94,16 @@ def load_model(path: str | Path, *, source: FrozenSource | None = None, best: bo
         print(model.classes[outputs.argmax()])
 
     Args:
-        path: the model file, or a checkpoint. A network of a ``package.module:factory`` is built by importing that
-            module.
+        path: the model file, or a checkpoint.
         source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
         best: for a checkpoint: as it was after the best epoch.
+        allow_import: whether the network's factory (``package.module:factory``) may be imported and called, if one
+            makes it: yes, no, or which.
 
     Raises:
         ModelError: the file is damaged, is none of Hapi's, does not fit the installed library, or a checkpoint's frozen
             layers are not in reach.
     """
-    module, card = read_network(path, source, best=best)
+    module, card = read_network(path, source, best=best, allow_import=allow_import)
     transform = None if card.transform is None else ImageTransform(card.transform)
     return LoadedModel(module, transform, card.classes, card)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hapi.api.pushing import PushOptions, push_model
+from hapi.models.zoo.architectures import ImportRule
 from hapi.repository import opening
 from hapi.repository.opening import ModelSummary
 from hapi.repository.stored import StoredModel
@@ -22,6 +23,7 @@ def push(
     input_size: int | None = None,
     blocks: Sequence[str] = (),
     replace: bool = False,
+    allow_import: ImportRule = False,
 ) -> StoredModel:
     """Build a model and put its weights into a store, layer by layer, as ``hapi push`` does.
 
@@ -45,6 +47,7 @@ def push(
         input_size: side of the square RGB input, in pixels; None: 224, or the model file's.
         blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
         replace: remove the earlier versions of this name that no tag holds.
+        allow_import: whether the factory that a model file names may be imported: yes, no, or which.
 
     Raises:
         ModelError: the model cannot be built, traced or loaded as asked.
@@ -56,7 +59,7 @@ def push(
         num_classes=num_classes,
         input_size=input_size,
         blocks=blocks,
-        options=PushOptions(replace=replace),
+        options=PushOptions(replace=replace, allow_import=allow_import),
     ).model
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hapi.errors import DataError, ModelError, NotFoundError, UsageError
-from hapi.factories import is_factory
+from hapi.factories import check_allowed, is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard, read_card
+from hapi.models.zoo.architectures import ImportRule
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.names import is_checkpoint, with_seed
 from hapi.paths import is_folder
@@ -40,6 +41,8 @@ class PushOptions:
     """Check and mend what the store has of the tensors."""
     tag: str | None = None
     """Name of the version."""
+    allow_import: ImportRule = False
+    """Whether the factory that a model file names may be imported."""
 
 
 def push_model(
@@ -82,6 +85,7 @@ def push_model(
         pushed = push_tensors(store, name, layers, repair=options.repair, progress=progress)
     else:
         spec = _spec(model, source, weights, card, num_classes, input_size, blocks)
+        check_allowed(spec.architecture, card is None or options.allow_import, model)
         network, tensors = _network(spec, source)
         pushed = push(
             store,

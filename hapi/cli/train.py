@@ -350,7 +350,10 @@ def _summarise(
 
 def _say_next(training: TrainSettings) -> None:
     if training.output is not None:
-        print(f"run   {training.output}\nnext  hapi predict {training.output}/best.safetensors IMAGE")
+        allowed = f" --allow-model {training.model}" if is_factory(training.model) else ""
+        print(
+            f"run   {training.output}\nnext  hapi predict {training.output}/best.safetensors IMAGE{allowed}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 
 from hapi.client.session import Session
-from hapi.client.settings import STORE_PREFIX
+from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.errors import ModelError, UsageError
-from hapi.factories import is_factory
+from hapi.factories import check_allowed, is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard, read_card
 from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of, structure
@@ -42,6 +42,7 @@ def started(settings: TrainSettings, *, has_model: bool) -> TrainSettings:
         return settings
     card = card_in(path) if is_checkpoint(path) else read_card(path)
     spec = card.spec
+    check_allowed(spec.architecture, _allowed(settings), path)
     freeze = _freeze(settings.freeze, card)
     settings = replace(settings, freeze=freeze)
     if has_model and settings.model.startswith(STORE_PREFIX):
@@ -65,6 +66,11 @@ def started(settings: TrainSettings, *, has_model: bool) -> TrainSettings:
         blocks=(),
         allow_model=tuple(dict.fromkeys((*settings.allow_model, *own))),
     )
+
+
+def _allowed(settings: ModelSettings) -> tuple[str, ...]:
+    """Factories that the settings name or allow."""
+    return (*settings.allow_model, settings.model)
 
 
 def _freeze(asked: int | str | None, card: ModelCard) -> int:
@@ -107,7 +113,7 @@ def begin_from(session: Session, path: str) -> None:
     source = FrozenSource(
         store=settings.store, server=settings.server, token_file=settings.token_file, ca_file=settings.ca_file
     )
-    module, card = read_network(path, source)
+    module, card = read_network(path, source, allow_import=_allowed(settings))
     spec = job.client_model.spec
     if card.spec.architecture != spec.architecture:
         raise UsageError(

@@ -177,6 +177,8 @@ def test_a_saved_model_file_is_streamed_back(tmp_path: Path, state: dict[str, to
     given = str(write(tmp_path, "safetensors", state))
     hapi.push(THIN_RESNET, f"{tmp_path}/store/net", weights=given, **NETWORK)
     hapi.open_model(f"{tmp_path}/store/net").save(tmp_path / "net.safetensors", allow_import=True)
-    again = push_model(f"{tmp_path}/net.safetensors", f"{tmp_path}/store/net")
+    again = push_model(
+        f"{tmp_path}/net.safetensors", f"{tmp_path}/store/net", options=PushOptions(allow_import=True)
+    )
     assert again.written == 0 and again.model.manifest.card is not None
     assert again.model.manifest.digest == hapi.open_model(f"{tmp_path}/store/net@1").digest

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,14 +16,17 @@ from support.harness import ServerProcess
 from support.killed_pulling import killed_pulling
 from support.train_cli import FAST, refused
 
+from hapi.api.model_files import load_model
 from hapi.cli import train as command
 from hapi.cli.main import main
-from hapi.errors import ModelError
+from hapi.errors import ModelError, UsageError
 from hapi.models.model_file import ModelCard, read_card, write_model
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import open_model
 from hapi.store.open import open_store
+from hapi.train.init_from import started
 from hapi.train.outputs.from_checkpoint import _stored
+from hapi.train.settings import TrainSettings
 from hapi.wire.references import TransformSpec
 
 SPEC = ModelSpec(architecture="squeezenet1_1", num_classes=3, input_shape=(3, 64, 64))
@@ -161,6 +165,40 @@ def test_code_that_a_store_names_is_not_run(
     assert run(capsys, *pull, "--tensors", "*")[0] == 0  # these need no network
     assert run(capsys, *pull, "--allow-model", "hapi_test_pulled:net")[0] == 0
     assert load_file("net.safetensors").keys() == {"1.weight", "1.bias"}
+
+
+def test_code_that_a_model_file_names_is_not_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote the file has chosen the factory: tensors alone are what people expect in it."""
+    (tmp_path / "hapi_test_filed.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+    spec = ModelSpec(architecture="hapi_test_filed:net", num_classes=3, input_shape=(3, 2, 2))
+    card = ModelCard(spec=spec, classes=("ant", "bee", "cat"), transform=None, freeze=1)
+    write_model(Path("net.safetensors"), {"1.weight": torch.ones(3, 12), "1.bias": torch.ones(3)}, card)
+    np.save("input.npy", np.ones((1, 3, 2, 2), np.float32))
+    calls = (
+        ("predict", "net.safetensors", "input.npy"),
+        ("evaluate", "net.safetensors", "--dataset", "store/none"),
+        ("export", "net.safetensors", "--output", "net.pth"),
+        ("push", "net.safetensors", "store/net", "--quiet"),
+    )
+    for call in calls:
+        code, _, err = run(capsys, *call)
+        assert code == 2 and "--allow-model hapi_test_filed:net" in err and err.count("\n") == 1, (call, err)
+    with pytest.raises(UsageError, match="--allow-model hapi_test_filed:net"):
+        started(TrainSettings(init_from="net.safetensors"), has_model=False)
+    with pytest.raises(UsageError, match="--allow-model hapi_test_filed:net"):
+        load_model("net.safetensors")
+    assert (
+        "hapi_test_filed" not in sys.modules and not Path("net.pth").exists() and not Path("store").exists()
+    )
+    for call in calls[2:]:
+        assert run(capsys, *call, "--allow-model", "hapi_test_filed:net")[0] == 0
+    assert started(TrainSettings(init_from="net.safetensors", model="hapi_test_filed:net"), has_model=True)
 
 
 def test_training_with_tensors_only_says_what_is_missing(

@@ -189,24 +189,25 @@ def test_the_model_file_knows_what_its_outputs_mean(
     with open_session(service, **job) as session:
         entry = trainer_of(session, **job).run()["epochs"][0]
     model, address = str(tmp_path / "model.safetensors"), f"{store}/{kind}"
-    card = load_model(model).card
+    card = load_model(model, allow_import=True).card
     measured = {n.removeprefix("validation_") for n in card.metrics or {} if n.startswith("validation_")}
     assert card.label_kind == kind
     assert measured == {"loss", *(("mae", "rmse") if kind == "regression" else ("accuracy", "f1", "auroc"))}
+    allowed = ("--allow-model", card.spec.architecture)
     files = tmp_path / "e.json", tmp_path / "p.csv"
-    assert main(["evaluate", model, "--dataset", address, "--json", str(files[0])]) == 0
+    assert main(["evaluate", model, "--dataset", address, "--json", str(files[0]), *allowed]) == 0
     found = json.loads(files[0].read_text())
     for name in measured:
         assert found[name] == pytest.approx(entry[f"validation_{name}"], rel=1e-5)
     assert [sample["id"] for sample in found["worst"]] == [
         s["id"] for s in entry["validation_details"]["worst"]
     ]
-    assert main(["predict", model, address, "--csv", str(files[1]), "--top", "2"]) == 0
+    assert main(["predict", model, address, "--csv", str(files[1]), "--top", "2", *allowed]) == 0
     rows = list(csv.DictReader(files[1].open()))
     columns = ["left", "right", "up"] if kind == "regression" else ["predicted", "left", "right", "up"]
     assert len(rows) == COUNT and list(rows[0]) == ["sample", "label", *columns]
     said = "mean absolute error: left " if kind == "regression" else " of 40 as labelled"
     assert said in capsys.readouterr().out
     other = "regression" if kind == "multi" else "multi"
-    assert main(["evaluate", model, "--dataset", f"{store}/{other}"]) == 2
+    assert main(["evaluate", model, "--dataset", f"{store}/{other}", *allowed]) == 2
     assert "the model was trained for" in capsys.readouterr().err

@@ -57,11 +57,11 @@ with torch.no_grad():
 """
     subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, check=True)
     with torch.no_grad():
-        expected = load_model(tmp_path / "m.safetensors").module(inputs)
+        expected = load_model(tmp_path / "m.safetensors", allow_import=True).module(inputs)
     assert torch.equal(torch.load(tmp_path / "outputs.pt"), expected)
     if architecture.startswith("timm:"):
         return  # its graph is one of torchvision's kind
-    export(tmp_path / "m.safetensors", tmp_path / "m.onnx")
+    export(tmp_path / "m.safetensors", tmp_path / "m.onnx", allow_import=True)
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"input": inputs.numpy()})
     assert np.abs(logits - expected.numpy()).max() < 1e-4

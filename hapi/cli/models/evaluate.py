@@ -72,7 +72,7 @@ def _evaluated_by_servers(args: argparse.Namespace) -> tuple[LoadedModel, Evalua
         device=args.device,
     )
     search_here()
-    model = load_model(args.model, source=source_of(args), best=args.best)
+    model = load_model(args.model, source=source_of(args), best=args.best, allow_import=args.allow_model)
     with open_served(model, settings) as served, TransferBar("evaluating", args.quiet) as bar:
         if served.note is not None:
             tell("hapi evaluate", f"note: {served.note}")

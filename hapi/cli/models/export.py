@@ -26,6 +26,13 @@ def run(args: argparse.Namespace) -> int:
     search_here()
     if args.format != "hf":
         check_outputs((("--output", args.output),), (("MODEL", args.model),))
-    name = export(args.model, args.output, args.format, source=source_of(args), best=args.best)
+    name = export(
+        args.model,
+        args.output,
+        args.format,
+        source=source_of(args),
+        best=args.best,
+        allow_import=args.allow_model,
+    )
     say(f"{args.output}: written as {name}")
     return EXIT_OK

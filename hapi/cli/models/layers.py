@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from hapi.cli.models.origin import configure_allowed
 from hapi.cli.models.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
@@ -27,8 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "or store:STORE/NAME for a pushed model",
     )
     configure_shape(parser)
-    parser.add_argument("--allow-model", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
-                        help="a model factory that a pushed model may name; may be repeated")  # fmt: skip
+    configure_allowed(parser, "a model factory that a pushed model may name")
     parser.add_argument(
         "--all-cuts", action="store_true", help="every cut point, not the paper's list or the blocks"
     )

@@ -16,6 +16,18 @@ def configure_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a model file, such as runs/flowers/model.safetensors, or a checkpoint of a training",
     )
+    configure_allowed(parser, "a factory that the file may name, which makes its network")
+
+
+def configure_allowed(parser: argparse._ActionsContainer, purpose: str) -> None:
+    """Declare the factories whose code may run; ``purpose`` begins the help."""
+    parser.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        metavar="PACKAGE.MODULE:FACTORY",
+        help=f"{purpose}; may be repeated",
+    )
 
 
 def configure_source(parser: argparse.ArgumentParser) -> None:

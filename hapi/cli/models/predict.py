@@ -63,7 +63,7 @@ def open_model(args: argparse.Namespace) -> LoadedModel:
     """The model file that the arguments name, on their device."""
     search_here()
     device = resolve_device(args.device, "--device")
-    model = load_model(args.model, source=source_of(args), best=args.best)
+    model = load_model(args.model, source=source_of(args), best=args.best, allow_import=args.allow_model)
     model.module.to(device)
     return model
 

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from hapi.cli.models.origin import configure_allowed
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.numbers import size
 from hapi.cli.shared.progress import TransferBar
@@ -40,13 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest file in a folder (default 5GB); a larger tensor is alone in one",
     )
-    parser.add_argument(
-        "--allow-model",
-        action="append",
-        default=[],
-        metavar="PACKAGE.MODULE:FACTORY",
-        help="a factory that the model may name, whose network a whole pull makes; may be repeated",
-    )
+    configure_allowed(parser, "a factory that the model may name, whose network a whole pull makes")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

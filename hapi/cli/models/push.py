@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from hapi.cli.models.origin import configure_allowed
 from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
@@ -59,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also check what the store has of this model's tensors, and mend what is damaged, for all models",
     )
     parser.add_argument("--tag", metavar="TAG", help="name the version, as hapi tag does")
+    configure_allowed(parser, "a factory that a model file may name, which makes its network")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -128,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             num_classes=args.num_classes,
             input_size=args.input_size,
             blocks=blocks_of(args),
-            options=PushOptions(args.replace, args.repair, args.tag),
+            options=PushOptions(args.replace, args.repair, args.tag, args.allow_model),
             progress=Hashed(bar),
             on_note=lambda line: tell("hapi push", line),
         )

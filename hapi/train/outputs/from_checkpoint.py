@@ -15,7 +15,9 @@ from hapi.client.models import open_client_model
 from hapi.client.settings import STORE_PREFIX, ModelSettings, SessionSettings
 from hapi.config.token import read_token
 from hapi.errors import HapiError, ModelError, UsageError
-from hapi.models.model_file import ModelCard, read_model, untrained
+from hapi.factories import check_allowed
+from hapi.models.model_file import ModelCard, read_card, read_model, untrained
+from hapi.models.zoo.architectures import ImportRule
 from hapi.models.zoo.build import architecture_of, layers_of
 from hapi.models.zoo.weights import load_state
 from hapi.paths import open_file, user_path
@@ -55,25 +57,32 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def read_network(
-    path: str | Path, source: FrozenSource | None = None, *, best: bool = False
+    path: str | Path,
+    source: FrozenSource | None = None,
+    *,
+    best: bool = False,
+    allow_import: ImportRule = False,
 ) -> tuple[nn.Module, ModelCard]:
     """Return the network of a model file or a checkpoint in eval mode, on the CPU, and its card.
 
     Args:
-        path: the file. A network of a ``package.module:factory`` is built by importing that module.
+        path: the file.
         source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
         best: for a checkpoint: as it was after the best epoch.
+        allow_import: whether the network's factory may be imported, if one makes it: yes, no, or which.
 
     Raises:
         ModelError: the file cannot be read, does not fit the installed library, or its frozen layers are not in reach.
-        UsageError: ``best`` of a model file, or of a checkpoint that has no best epoch.
+        UsageError: ``best`` of a model file, or of a checkpoint that has no best epoch; the factory is not allowed.
     """
     if is_checkpoint(path):
+        check_allowed(card_in(path).spec.architecture, allow_import, str(path))
         return read_checkpoint(path, source, best=best)
     if best and user_path(path, "model file").is_file():
         raise UsageError(
             f"--best: {path} is no checkpoint; the best epoch's model is best.safetensors beside it"
         )
+    check_allowed(read_card(path).spec.architecture, allow_import, str(path))
     return read_model(path, allow_import=True)
 
 
