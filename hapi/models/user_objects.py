@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from hapi.models.tensors import tensor_bytes
 
 LIBRARIES = frozenset(("torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names)) - {
     "__main__"
@@ -51,6 +54,26 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
         and (own or not name.startswith("_"))
         and not isinstance(value, torch.Tensor | nn.Module)
     }
+
+
+def packed_texts(module: nn.Module) -> list[str]:
+    """Return texts of the weights of a quantised module of torch, which are no tensors of its own; none for others."""
+    if not any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+        return []
+    return [text for name, value in sorted(module.state_dict().items()) for text in _state_texts(name, value)]
+
+
+def _state_texts(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _state_texts(f"{name}.{place}", item)
+    elif isinstance(value, torch.Tensor):
+        # Steps and values together tell scales and zero points.
+        parts = (value.int_repr(), value.dequantize()) if value.is_quantized else (value,)
+        digests = [hashlib.sha256(tensor_bytes(part)).hexdigest() for part in parts]
+        yield f"{name} {value.dtype} {list(value.shape)} {digests}"
+    else:
+        yield f"{name} {value!r}"
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

@@ -188,6 +188,45 @@ def test_hooks_before_a_layer(tmp_path: Path) -> None:
     check_changes(tmp_path, one, two)
 
 
+class Quantised(nn.Module):
+    """A convolution on 8 bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = torch.ao.quantization.QuantStub(), torch.ao.quantization.DeQuantStub()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.conv(self.enter(x)))
+
+
+def quantised(*, dynamic: bool, weight: float) -> LayeredModel:
+    torch.manual_seed(0)
+    first = nn.Linear(8, 8) if dynamic else Quantised().conv
+    with torch.no_grad():
+        first.weight.view(-1)[3] = weight
+    if dynamic:
+        module = torch.ao.quantization.quantize_dynamic(nn.Sequential(first), {nn.Linear})
+        return layered(nn.Sequential(module, nn.Flatten()), (8,))
+    whole = Quantised().eval()
+    whole.conv, whole.qconfig = first, torch.ao.quantization.default_qconfig
+    torch.ao.quantization.prepare(whole, inplace=True)
+    whole(torch.linspace(-1, 1, 300).reshape(1, 3, 10, 10))
+    for observer in (m for m in whole.modules() if isinstance(m, torch.ao.quantization.MinMaxObserver)):
+        observer.min_val, observer.max_val = torch.tensor(-2.0), torch.tensor(2.0)  # the same scale for all
+    return layered(nn.Sequential(torch.ao.quantization.convert(whole), nn.Flatten()), (3, 8, 8))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_that_are_packed(dynamic: bool) -> None:
+    """Quantised layers of torch hold them in no tensor that a module names."""
+    one, same, two = (quantised(dynamic=dynamic, weight=weight) for weight in (0.125, 0.125, -0.125))
+    assert not any("weight" in name for name in one.tensor_names(0, 1))
+    assert one.prefix_digests() == same.prefix_digests()
+    assert one.prefix_digest(1) != two.prefix_digest(1)
+
+
 @pytest.mark.parametrize(
     ("hook", "name"), [("Hook(2.0, threading.Lock())", "Hook"), ("eval('lambda *_: None')", "<lambda>")]
 )

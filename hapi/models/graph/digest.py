@@ -24,7 +24,7 @@ from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
 from hapi.models.graph.user_code import held_text, user_code
 from hapi.models.tensors import tensor_bytes
-from hapi.models.user_objects import hooks_of, module_attributes, object_state, plain_text
+from hapi.models.user_objects import hooks_of, module_attributes, object_state, packed_texts, plain_text
 
 FORMAT = "hapi-front-3"
 """Version of the canonical text below; it changes whenever the same front would get another digest."""
@@ -149,7 +149,8 @@ def module_settings(module: nn.Module) -> str:
     }
     inner = {name: module_settings(child) for name, child in module.named_children()}
     hooks = [held_text(hook) or "unread" for hook in hooks_of(module)]
-    found = [name_with_code(type(module)), plain, inner, *([hooks] if hooks else [])]
+    more = [texts for texts in (hooks, packed_texts(module)) if texts]
+    found = [name_with_code(type(module)), plain, inner, *more]
     return json.dumps(found, ensure_ascii=True)
 
 
