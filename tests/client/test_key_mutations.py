@@ -69,6 +69,7 @@ class Bench:
         """The digest with these fields of the job in the place of its own."""
         job, layers = copy.copy(self.base), self.model if model is None else model
         own = {
+            "model": layers,
             "frozen": layers,
             "prefix_digests": tuple(layers.prefix_digests(6)),
             "candidate_splits": range(7),
