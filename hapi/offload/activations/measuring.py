@@ -59,6 +59,8 @@ class IterationMeasure:
         if not self.order:
             with FlopCounterMode(display=False):  # what torch takes at its first use is no pass's
                 warm_up_libraries()
+            for _, module in self._layers:
+                SideEffects(module, ()).found()
         self._close_pass()
         self.watch.begin()
 
@@ -120,7 +122,8 @@ class IterationMeasure:
         if layer not in self.order:
             self.order.append(layer)
         module, now = self._layers[layer][1], self._now[layer]
-        watched, draws = SideEffects(module, inputs), OwnDraws()
+        with self.watch.paused():
+            watched, draws = SideEffects(module, inputs), OwnDraws()
         counter = FlopCounterMode(display=False)
         after: list[float] = []
         started = time.perf_counter()
@@ -130,7 +133,8 @@ class IterationMeasure:
         self.watch.at(Moment.AFTER, layer)
         now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
         now.flops += counter.get_total_flops()
-        now.side_effect = now.side_effect or draws.found or watched.found()
+        with self.watch.paused():
+            now.side_effect = now.side_effect or draws.found or watched.found()
 
     def planned(self, reasons: Sequence[str | None], gradients: GradientRoom) -> tuple[list[Layer], float]:
         """Return the layers for the planner, in the order of the pass, and the measured operations a second.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -36,32 +37,35 @@ class SideEffects:
 
     def __init__(self, layer: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         """Note all as it is; values too, where the CPU has them: not every change has a version."""
-        self._layer = layer
-        self._inputs = [(tensor, mark_of(tensor)) for tensor in inputs]
-        self._buffers = [(buffer, mark_of(buffer)) for buffer in layer.buffers()]
-        self._held = [(tensor, mark_of(tensor)) for tensor in _tensors_of(layer)]
-        objects = {id(one): one for one in _objects_of(layer)}
-        self._objects = [(one, _state_of(one)) for one in objects.values()]
-        self._draws = _draws()
+        self._layer, self._inputs, self._buffers = layer, list(inputs), list(layer.buffers())
+        self._held = list(_tensors_of(layer))
+        self._objects = list({id(one): one for one in _objects_of(layer)}.values())
+        self._before = self._digests()
 
     def found(self) -> str | None:
         """Return why a second pass would do otherwise; None without a reason."""
         buffers = list(self._layer.buffers())
-        is_same = len(buffers) == len(self._buffers) and all(
-            buffer is before and mark_of(buffer) == mark
-            for buffer, (before, mark) in zip(buffers, self._buffers, strict=True)
-        )
-        if not is_same:
-            return "its forward pass changes buffers, which would change twice"
-        if any(mark_of(tensor) != mark for tensor, mark in self._held):
-            return "its forward pass changes a parameter or another tensor that it holds, which would change twice"
-        if any(mark_of(tensor) != mark for tensor, mark in self._inputs):
-            return "it changes its input in place, which would change twice"
-        if _draws() != self._draws:
-            return "it draws from Python's or NumPy's generator, which would draw anew"
-        if any(_state_of(one) != state for one, state in self._objects):
-            return "it changes an object that it holds, or a generator, which would change twice"
-        return None
+        is_same = len(buffers) == len(self._buffers) and all(map(operator.is_, buffers, self._buffers))
+        now = self._digests()
+        reasons = [
+            why for why, before, after in zip(_REASONS, self._before, now, strict=True) if before != after
+        ]
+        return _REASONS[0] if not is_same else reasons[0] if reasons else None
+
+    def _digests(self) -> list[int]:
+        """Digests of all that is noted: copies would take memory while that is measured."""
+        marks = [hash(tuple(map(mark_of, tensors))) for tensors in (self._buffers, self._held, self._inputs)]
+        return [*marks, _draws(), hash(tuple(map(_digest_of, self._objects)))]
+
+
+_REASONS = (
+    "its forward pass changes buffers, which would change twice",
+    "its forward pass changes a parameter or another tensor that it holds, which would change twice",
+    "it changes its input in place, which would change twice",
+    "it draws from Python's or NumPy's generator, which would draw anew",
+    "it changes an object that it holds, or a generator, which would change twice",
+)
+"""By the digests of :class:`SideEffects`, in their order."""
 
 
 class OwnDraws(TorchDispatchMode):
@@ -152,6 +156,11 @@ def _changing(value: Any, *, is_restored: bool, depth: int = _DEPTH) -> Iterator
         yield value
 
 
+def _digest_of(value: Any) -> int:
+    """Return a digest of an object's state."""
+    return xxhash.xxh3_64_intdigest(repr(_state_of(value)).encode())
+
+
 def _state_of(value: Any, depth: int = _DEPTH) -> Any:
     """Return what can be compared later; of what it does not know, the identity."""
     if isinstance(value, random.Random):
@@ -180,7 +189,7 @@ def _state_of(value: Any, depth: int = _DEPTH) -> Any:
     return id(value)
 
 
-def _draws() -> tuple[Any, ...]:
-    """Where Python's and NumPy's generators are."""
-    _, keys, place, *gauss = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(keys).tobytes(), place, gauss
+def _draws() -> int:
+    """Return a digest of where Python's and NumPy's generators are."""
+    _, keys, *place = np.random.get_state(legacy=True)
+    return xxhash.xxh3_64_intdigest(repr((random.getstate(), np.asarray(keys).tobytes(), place)).encode())
