@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from hapi.errors import UsageError
 from hapi.offload.engine import Engine
 from hapi.offload.failures import failure
@@ -41,7 +43,7 @@ class Lifetime:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Use the states in the block: a disk's error becomes OffloadError, and any error keeps the files."""
-        with self._lock:
+        with self._lock, torch._C.DisableTorchFunctionSubclass():  # this package's own reads are not watched
             if self._closed:
                 raise UsageError("this offloaded optimizer is closed")
             if not self._is_own:

@@ -19,11 +19,14 @@ from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.admission import check_gradient
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.fixed import FixedOptimizer
-from hapi.offload.loop.hooks import attach, is_alone
+from hapi.offload.loop.handed_states import StateTable
+from hapi.offload.loop.holders import is_alone, is_shared
+from hapi.offload.loop.hooks import attach
 from hapi.offload.loop.kept_gradients import KeptGradients
 from hapi.offload.loop.pending import PendingGradients
 from hapi.offload.loop.speculation import Speculation, check_untouched
-from hapi.offload.loop.verdict import StepWatch, resumed
+from hapi.offload.loop.state_exchange import StateExchange
+from hapi.offload.loop.verdict import StepWatch
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.records import Records
@@ -70,23 +73,20 @@ class OffloadedOptimizer(FixedOptimizer):
         """Take over ``optimizer``; made by ``hapi.offload_training``, which has the arguments' meaning."""
         super().__init__(optimizer)
         self._parameters, self._layout, self._store = list(parameters), layout, store
-        self._small, self._mode, self._where = small, mode, where
+        self._mode, self._where = mode, where
         self._staging = staging_for(self._parameters, layout)
         self._update = PieceUpdate(type(optimizer), self._parameters, self._staging)
-        buffers = 1 if mode == "naive" else BUFFERS
         self._engine = Engine(
             store,
             layout,
             self._compute,
             self._reads_master,
-            buffers=buffers,
+            buffers=1 if mode == "naive" else BUFFERS,
             has_thread=self._staging is not None or mode == "naive",
         )
         self._shards = Shards(model, self._parameters, layout)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
         self._pending = PendingGradients(layout, self._parameters, self._engine.has_record)
-        self.steps = 0
-        """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         self._taken_steps = 0
         self._kept = KeptGradients(store, PENDING_BYTES // 2)
         self._lifetime = Lifetime(self._engine, self._kept, store, where, resumes=resumes)
@@ -100,8 +100,15 @@ class OffloadedOptimizer(FixedOptimizer):
         self._expected = Expectation(
             [piece.number for piece in layout.pieces], self._is_alone and mode != "serial", keep_gradients
         )
-        self._ahead = Speculation(self._parameters, self._engine, self._records, self._expected)
-        self._take_over(optimizer)
+        self._ahead = Speculation(
+            self._parameters, self._engine, self._records, self._expected, self._give_values_back
+        )
+        self._states = StateExchange(self._parameters, self._engine, self._records, small, self._ahead)
+        with self._lifetime.guarded():
+            self._states.take_over(optimizer, store, where, self.param_groups)
+            self._opt_called = (
+                store.committed is not None
+            )  # for schedulers, which are moved on before the next step
         if self._is_alone:
             self._lifetime.handles += attach(
                 model, self._parameters, self._on_gradient, self._ahead.pieces, self._give_values_back
@@ -111,6 +118,11 @@ class OffloadedOptimizer(FixedOptimizer):
         self._begin()
 
     # -- what a loop calls -----------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
+        return self._states.steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the gradients as they are now, and commit it.
@@ -123,7 +135,10 @@ class OffloadedOptimizer(FixedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not self.take_scale():
+            return loss
         with self._lifetime.guarded():
+            self._states.take_back(self.param_groups)
             active = self._gather()
             options = self._options()
             self._engine.drain()
@@ -164,26 +179,35 @@ class OffloadedOptimizer(FixedOptimizer):
                 else:
                     known.parameter.grad.zero_()
 
+    @property
+    def state(self) -> StateTable:
+        """The states, by parameter; the tensors lie on the disk. What the loop changes in them counts, as in memory."""
+        with self._lifetime.guarded():
+            return self._states.given()
+
+    @state.setter
+    def state(self, table: StateTable) -> None:
+        """Take other states: none are as those of a new optimiser."""
+        if self._is_fixed:  # torch's own beginning sets it too
+            self._states.handed.replace(table)
+
     def state_dict(self) -> dict[str, Any]:
         """Return options and states in the form of the user's own optimiser; the tensors lie on the disk.
 
         Parameters in half precision have their master weights as a further state, ``master``.
         """
-        with self._lifetime.guarded():
-            self._ahead.put_aside()
-            self._engine.settle()
-            packed = super().state_dict()
-            packed["state"] = self._records.states()
-            return packed
+        with self._lifetime.guarded(), self._states.packing():
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the states of this or of the user's own optimiser; they are written to their place."""
         with self._lifetime.guarded():
             self._ahead.undo()
-            numbered = state_dict["state"]
-            super().load_state_dict({**state_dict, "state": {}})
-            ordered = [parameter for group in self.param_groups for parameter in group["params"]]
-            self._import({parameter: numbered.get(number, {}) for number, parameter in enumerate(ordered)})
+            states = self.load_options(state_dict)
+            self._states.handed.check_before(states)
+            self._states.handed.drop()
+            self._states.load(states, self.param_groups)
+            self._begin()
 
     def find_not_finite(self) -> tuple[int, str] | None:
         """Return a parameter's number and the name of its state that is not finite; None where all are.
@@ -191,9 +215,7 @@ class OffloadedOptimizer(FixedOptimizer):
         It reads the states piece by piece.
         """
         with self._lifetime.guarded():
-            self._ahead.put_aside()
-            self._engine.settle()
-            return self._records.find_not_finite()
+            return self._states.find_not_finite()
 
     def report(self) -> dict[str, Any]:
         """Return bytes, seconds and numbers of pieces and steps so far; ``activations`` has those of the layers."""
@@ -243,6 +265,11 @@ class OffloadedOptimizer(FixedOptimizer):
             check_gradient(known.name, known.parameter, gradient)
             if known.find_change():
                 self._expected.forbid()
+            if known.is_loops_own:
+                if known.is_submitted:
+                    self._ahead.undo()
+                known.drop()
+                return
             if known.is_aside:
                 is_own = is_alone(gradient)  # before there is a further view of it
                 known.put_back()
@@ -250,7 +277,6 @@ class OffloadedOptimizer(FixedOptimizer):
             elif not known.has_gradient or gradient is not known.offloaded:
                 if known.has_moved:
                     self._expected.forbid()
-                known.refuse_late_pass()
                 known.take(gradient)
                 known.parameter.grad = known.offloaded
             del gradient
@@ -263,6 +289,8 @@ class OffloadedOptimizer(FixedOptimizer):
             known.is_added_to = left > 1
             if self._expected.norms and left <= 0:
                 known.compute_norm()
+            if known.passes == 1 and self._expected.is_on and not self._ahead.pieces:
+                self._expected.check_frozen(self._parameters)
             if self._expected.is_on and not left:
                 self._speculate(known)
             else:
@@ -273,10 +301,13 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def _speculate(self, known: TrainedParameter) -> None:
         """Hand over the pieces that are complete with this gradient."""
-        if known.number not in self._expected.active:
+        if known.number not in self._expected.active or is_shared(known.parameter, known.watch.views):
             known.put_away()
             return
         if not self._ahead.pieces:
+            if self._states.handed.is_changed():
+                known.put_away()
+                return
             self._update.options = self._options()
             self._update.expected = self._expected.changes
         ready = self._pending.arrive(known)
@@ -298,7 +329,8 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def _compute(self, piece: StatePiece, loaded: Loaded) -> None:
         used = [known for known in self._used(piece.number) if known.has_gradient]
-        with nullcontext() if self._staging is None else self._staging.copying():
+        copying = nullcontext() if self._staging is None else self._staging.copying()
+        with copying, torch._C.DisableTorchFunctionSubclass():
             self._update(piece, loaded)
             for known in used:
                 known.pieces_left -= 1
@@ -317,7 +349,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._ahead.begin()
         self._pending.begin(self._expected.active)
         for known in self._parameters:
-            known.is_submitted = known.takes_memory = known.is_added_to = False
+            known.is_submitted = known.takes_memory = known.is_added_to = known.is_loops_own = False
             known.norm_wanted = known.was_touched = False
             known.is_carried = known.has_gradient
             known.pieces_left = len(known.pieces)
@@ -342,8 +374,7 @@ class OffloadedOptimizer(FixedOptimizer):
             if not known.has_gradient:
                 check_gradient(known.name, known.parameter, gradient)
                 known.take(gradient)
-                if self._is_alone:
-                    known.parameter.grad = known.offloaded
+                known.is_loops_own = True
             active.append(known)
         return active
 
@@ -359,42 +390,8 @@ class OffloadedOptimizer(FixedOptimizer):
         for known in active:
             known.steps += 1
             known.settle()
-            if not self._is_alone:
+            if known.is_loops_own:
                 known.drop()
-        self.steps += 1
+        self._states.steps += 1
         self._taken_steps += 1
-        counts = [known.steps for known in self._parameters]
-        extra = self._small.capture(self.param_groups)
-        self._engine.commit(self._shards.own(wanted), self.steps, counts, extra)
-
-    # -- states that come from elsewhere ---------------------------------------------------------------------
-
-    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Go on from what a killed process committed, or from the states that the user's optimiser has."""
-        with self._lifetime.guarded():
-            committed = self._store.committed
-            if committed is not None:
-                self.steps = committed.steps
-                for known, steps in zip(self._parameters, committed.parameter_steps, strict=True):
-                    known.steps = steps
-                self._records.take_over()
-                is_scheduled = self._small.restore(committed.extra, self.param_groups)
-                self._opt_called = (
-                    True  # torch's word for a step: a scheduler is moved on before the next one
-                )
-                log.warning("%s", resumed(self._where, self.steps, is_scheduled=is_scheduled))
-            elif any(optimizer.state.values()):
-                self._import(optimizer.state)
-        optimizer.state.clear()
-
-    def _import(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
-        self._engine.settle()
-        self._engine.forget_loaded()
-        self._records.write(states)
-        if self._parameters and self._parameters[0].counts_steps:
-            self.steps = max(known.steps for known in self._parameters)
-        counts = [known.steps for known in self._parameters]
-        extra = self._small.capture(self.param_groups)
-        self._engine.commit(self._shards.own(range(len(self._layout.pieces))), self.steps, counts, extra)
-        self._expected.is_on = False
-        self._begin()
+        self._states.commit(self._shards.own(wanted), self.param_groups)

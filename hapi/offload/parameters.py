@@ -12,6 +12,7 @@ from hapi.errors import UsageError
 from hapi.offload.failures import GradientGoneError
 from hapi.offload.loop.admission import check_parameter
 from hapi.offload.loop.gradients import GradientChange, OffloadedGradient, own_gradient
+from hapi.offload.loop.holders import is_alone
 from hapi.offload.loop.kept_gradients import GradientSpan, KeptGradients
 from hapi.offload.loop.values import (
     ValueWatch,
@@ -67,6 +68,8 @@ class TrainedParameter:
     """Whether the gradient is that of a step that was taken, and the loop has not dropped it since."""
     is_added_to: bool = False
     """Whether a further pass is expected to add to what the next one adds: its gradient stays in the store then."""
+    is_loops_own: bool = False
+    """Whether the gradient is a tensor that the loop made, and may use otherwise: it stays in its place."""
     is_aside: bool = False
     """Whether the kept gradient left its place to the one that backward makes now, which it is added to."""
     pieces_left: int = 0
@@ -194,6 +197,15 @@ class TrainedParameter:
         self._gradient = laid_out(gradient, self.parameter)
         self.offloaded  # noqa: B018 - makes it
 
+    def note_own_buffer(self) -> None:
+        """Look, before backward adds a gradient, whether it adds to memory that the loop uses otherwise.
+
+        All gradients in one tensor, to be cleared and clipped at once, are such memory.
+        """
+        found = self.parameter.grad
+        is_taken = found is None or isinstance(found, OffloadedGradient)
+        self.is_loops_own = not is_taken and not is_alone(found)
+
     def set_aside(self) -> bool:
         """Take a kept gradient out of ``parameter.grad``; return whether there was one that is not in memory."""
         if not (self.is_handed_over and self._is_stored and self._gradient is None) or self.is_lent:
@@ -309,7 +321,6 @@ class TrainedParameter:
         """
         if self.is_spent:
             return
-        self.refuse_late_pass()
         self._tell()
         added = laid_out(gradient, self.parameter)
         is_away = self._is_stored and self._gradient is None and not self.is_lent
@@ -337,16 +348,6 @@ class TrainedParameter:
         for change in self.changes:
             change.apply(values)
         return values
-
-    def refuse_late_pass(self) -> None:
-        """Raise UsageError in a backward pass that nobody expected, of values that may be the next step's."""
-        if self.is_submitted and torch._C._current_graph_task_id() >= 0:
-            raise UsageError(
-                f"{self.name} got a further gradient after its update was computed ahead, from a forward pass before "
-                "that, or from values that were read outside of the model's modules: the loop did not do so in its "
-                'first steps; the last step is committed, a next run on this folder goes on from it, and mode="serial" '
-                "computes updates after backward"
-            )
 
     def _tell(self) -> None:
         if self.is_submitted:

@@ -119,19 +119,25 @@ class Records:
         return None
 
     @torch.no_grad()
-    def write(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Write records of these states, by parameter, and of the values in memory; the engine commits them."""
+    def write(self, states: Mapping[Any, Mapping[str, Any]]) -> list[int]:
+        """Write records of these states, by parameter, and of the values in memory.
+
+        Returns:
+            This process's pieces, to be committed.
+        """
         for known in self._parameters:
             state = states.get(known.parameter, {})
             known.steps = _steps_of(known, state)
             known.settle()
-        for number in self._shards.own(range(len(self._layout.pieces))):
+        own = self._shards.own(range(len(self._layout.pieces)))
+        for number in own:
             piece = self._layout.pieces[number]
             record = buffer_of(piece.nbytes)
             for segment in piece.segments:
                 known = self._parameters[segment.parameter]
                 self._fill(known, segment, states.get(known.parameter, {}), record)
             self._engine.write_record(piece.number, record)
+        return own
 
     def _fill(
         self, known: TrainedParameter, segment: Segment, state: Mapping[str, Any], record: Bytes

@@ -18,7 +18,6 @@ from hapi.offload.loop import values
 from hapi.offload.training import offload_training
 
 STEPS, LATE = 9, 6
-LATE_LINES = "got a further gradient after its update was computed ahead|modified by an inplace operation"
 Loop = Callable[[Any, Any, int], Any]
 
 
@@ -190,44 +189,6 @@ def test_a_hook_that_its_user_removes_is_gone(tmp_path: Path) -> None:
         handle.remove()
         train(model, moved, range(2, 4), usual)
     assert len(calls) == 2
-
-
-def of_raw_values(model: Any, optimizer: Any, step: int) -> None:
-    optimizer.zero_grad()
-    loss(model, step).backward()
-    if step >= LATE:
-        (0.1 * sum(one.sum() for one in model.parameters())).backward()
-    optimizer.step()
-
-
-def of_two_graphs(model: nn.Module, optimizer: Any, step: int) -> None:
-    optimizer.zero_grad()
-    first = loss(model, step)
-    second = loss(model, step + 100) if step >= LATE else None
-    first.backward()
-    if second is not None:
-        second.backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("loop", [of_raw_values, of_two_graphs])
-def test_a_late_gradient_from_outside_of_the_modules_is_refused(loop: Loop, tmp_path: Path) -> None:
-    """Nobody can tell whether it is that of the values before the step; torch tells it of weights that it needs. The
-    next run learns it at once."""
-    model, twin = layers(), layers()
-    train(model, adamw(model), range(STEPS), loop)
-    moved = offloaded(twin, adamw(twin), tmp_path, keep_gradients=True)
-    with pytest.raises((UsageError, RuntimeError), match=LATE_LINES):
-        train(twin, moved, range(STEPS), loop)
-    moved.close(remove=False)
-    again = layers()
-    with offloaded(again, adamw(again), tmp_path, keep_gradients=True) as found:
-        train(again, found, range(found.steps, STEPS), loop)
-        assert weights_equal(model, again)
-    serial = layers()
-    with offloaded(serial, adamw(serial), tmp_path, mode="serial") as found:
-        train(serial, found, range(STEPS), loop)
-        assert weights_equal(model, serial)
 
 
 def test_the_end_leaves_the_values_of_the_last_step(tmp_path: Path) -> None:

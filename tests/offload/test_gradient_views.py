@@ -67,6 +67,9 @@ ACTS: dict[str, Any] = {
     "detached": lambda p: p.grad.detach().mul_(2.0),
     "set again": set_again,
     "set to a view": set_to_a_view,
+    "from below": lambda p: p.grad.clamp_(min=-1e-3),
+    "from above": lambda p: p.grad.clamp_(max=1e-3),
+    "as an array": lambda p: p.grad.mul_(float(p.grad.numpy().sum())),
     "only looked at": lambda p: p.grad[0].sum().item() + p.grad.data.norm().item(),
 }
 
@@ -99,6 +102,16 @@ def test_a_change_of_a_view_is_one_of_the_gradient(name: str, late: bool, tmp_pa
                 torch.manual_seed(5)
                 train(one, its, range(7), loop)
             assert weights_equal(model, twin)
+
+
+def test_an_array_of_a_gradient_cannot_be_written(tmp_path: Path) -> None:
+    """The change would be lost."""
+    model = images_model()
+    with offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path):
+        backward(model, 0)
+        values = model[6].bias.grad.numpy()  # type: ignore[index,union-attr,operator]
+        with pytest.raises(ValueError, match="read-only"):
+            values[:] *= 0.5
 
 
 def test_one_gradient_in_the_place_of_another(tmp_path: Path) -> None:

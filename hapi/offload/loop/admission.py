@@ -22,6 +22,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise UsageError(f"{type(optimizer).__name__} cannot be offloaded: take one of torch's {names}")
+    for name in ("step", "zero_grad", "state_dict", "load_state_dict"):
+        own = vars(optimizer).get(name)
+        is_torchs = getattr(own, "_wrapped_by_lr_sched", False) or hasattr(own, "__self__")
+        if own is not None and not is_torchs:
+            raise UsageError(
+                f"{name} of this optimizer was replaced by another function: replace that of the optimizer that "
+                "hapi.offload_training returns"
+            )
     for group in optimizer.param_groups:
         for option in ("differentiable", "capturable"):
             if group.get(option):

@@ -35,6 +35,8 @@ class Expectation:
         """Pieces in the order in which their gradients are expected."""
         self.active: set[int] = set()
         """Parameters that get a gradient."""
+        self._frozen: tuple[bool, ...] = ()
+        """Whether each parameter was frozen in the last step."""
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         """Backward passes before each of the last steps."""
         self.changes: tuple[GradientChange, ...] = ()
@@ -64,6 +66,13 @@ class Expectation:
                 "or between backward and step; changes under torch.no_grad() after the step cost less"
             )
         self._may_be_on = self.is_on = False
+
+    def check_frozen(self, parameters: Sequence[TrainedParameter]) -> None:
+        """Compute nothing ahead in a step for which the loop froze parameters, or thawed some."""
+        frozen = tuple(not known.parameter.requires_grad for known in parameters)
+        if self._frozen and frozen != self._frozen:
+            self.is_on = False
+        self._frozen = frozen
 
     def is_met(
         self,

@@ -49,6 +49,7 @@ class FixedOptimizer(torch.optim.Optimizer):
         for name in _HOOKS:  # a user's handle removes a hook from the dict that it was put into
             setattr(self, name, getattr(optimizer, name))
             setattr(optimizer, name, OrderedDict())
+        self._step_supports_amp_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._is_fixed = True
         self._states_kept = [self._keeping(group) for group in self.param_groups]
         self._members = self._grouped()
@@ -67,6 +68,40 @@ class FixedOptimizer(torch.optim.Optimizer):
                         f"{name} was switched {'on' if is_on else 'off'} after room was made for the states: set it "
                         "before hapi.offload_training"
                     )
+
+    def load_options(self, state_dict: Mapping[str, Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
+        """Take the groups' options out of a state dict; return its states by parameter, as they are.
+
+        Like torch, it goes by the order of the parameters in both, whatever numbers or names they have there.
+        """
+        found = dict(state_dict)
+        hooks = self._optimizer_load_state_dict_pre_hooks
+        for hook in hooks.values():
+            found = hook(self, found) or found
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        try:
+            torch.optim.Optimizer.load_state_dict(self, {**found, "state": {}})
+        finally:
+            self._optimizer_load_state_dict_pre_hooks = hooks
+        names = [name for group in found["param_groups"] for name in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        return {one: found["state"].get(name, {}) for name, one in zip(names, own, strict=True)}
+
+    def take_scale(self) -> bool:
+        """Divide the gradients by the scale that ``torch.amp.GradScaler`` leaves to the step of a fused optimiser.
+
+        Returns:
+            Whether there is to be a step: the gradients are finite.
+        """
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is not None and bool(found):
+            return False
+        gradients = [
+            one.grad for group in self.param_groups for one in group["params"] if one.grad is not None
+        ]
+        for gradient in gradients if scale is not None else ():
+            gradient.div_(scale)
+        return True
 
     def _grouped(self) -> list[list[int]]:
         """Identities of the parameters of each group."""

@@ -34,7 +34,7 @@ _CHANGES: Mapping[str, Callable[[torch.Tensor, Any], object]] = {
     "mul_tensor": lambda gradient, values: gradient.mul_(_scalar(values[0], gradient)),
     "div": lambda gradient, values: gradient.div_(values[0]),
     "div_tensor": lambda gradient, values: gradient.div_(_scalar(values[0], gradient)),
-    "clamp": lambda gradient, values: gradient.clamp_(values[0], values[1]),
+    "clamp": lambda gradient, values: gradient.clamp_(*values),
 }
 
 
@@ -141,6 +141,12 @@ class OffloadedGradient(torch.Tensor):
     def stands_for(self, other: OffloadedGradient) -> bool:
         """Return whether both are the same part of one gradient."""
         return self.source is other.source and not self.views and not other.views
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the values as an array, which cannot be written: changes of it would not reach the gradient."""
+        found = self.clone().numpy(force=force)
+        found.setflags(write=False)
+        return found
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return its form; the bytes may be on a disk."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.autograd import Variable
 
 from hapi.errors import UsageError
 from hapi.offload.loop.fixed import BoundToModel
+from hapi.offload.loop.holders import usual_uses
 from hapi.offload.parameters import TrainedParameter
 
 
@@ -27,7 +28,7 @@ def attach(
 
     Args:
         model: has the parameters, or some of them.
-        parameters: trained ones; those that need no gradient now are not followed.
+        parameters: trained ones, frozen ones among them: a loop may thaw them later.
         on_gradient: called each time a gradient was accumulated.
         ahead: pieces that are computed for a step that is not taken yet; none most of the time.
         before_use: called before a module's forward pass or ``state_dict`` when parameters of it, or of modules in it,
@@ -36,12 +37,12 @@ def attach(
     Returns:
         Handles; ``remove()`` ends each.
     """
-    followed = [known for known in parameters if known.parameter.requires_grad]
-    uses_of_one()  # measured outside of any backward pass
+    usual_uses()  # measured outside of any backward pass
     handles: list[Any] = []
-    for known in followed:
-        handles.append(known.parameter.register_post_accumulate_grad_hook(_GradientHook(known, on_gradient)))
-        if not known.keeps_in_memory:
+    for known in parameters:
+        with _needing_gradients(known.parameter):
+            taking = _GradientHook(known, on_gradient)
+            handles.append(known.parameter.register_post_accumulate_grad_hook(taking))
             handles.append(known.parameter.register_hook(_making_way(known)))
     by_identity = {id(known.parameter): known for known in parameters}
     for module in model.modules():  # many read parameters of inner ones, which they do not call
@@ -99,35 +100,29 @@ class _UseHook(BoundToModel):
             self._before_use()
 
 
-def _making_way(known: TrainedParameter) -> Callable[[torch.Tensor], None]:
-    """Return a hook that lets autograd give a further gradient away, to which the kept one is added part by part.
+@contextmanager
+def _needing_gradients(parameter: torch.Tensor) -> Iterator[None]:
+    """Let a frozen parameter take hooks."""
+    is_frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        if is_frozen:
+            parameter.requires_grad_(False)
 
-    Otherwise the memory would hold both. A pass that only asks for the gradient, without accumulating it
-    (``torch.autograd.grad``), finds the kept one in its place at its end.
+
+def _making_way(known: TrainedParameter) -> Callable[[torch.Tensor], None]:
+    """Return a hook that is called before a gradient is added.
+
+    It lets autograd give a further gradient away, to which the kept one is added part by part: otherwise the memory
+    would hold both. A pass that only asks for the gradient, without accumulating it (``torch.autograd.grad``), finds
+    the kept one in its place at its end.
     """
 
     def hook(gradient: torch.Tensor) -> None:
+        known.note_own_buffer()
         if known.set_aside():
             Variable._execution_engine.queue_callback(known.put_back)
 
     return hook
-
-
-def is_alone(gradient: torch.Tensor) -> bool:
-    """Return whether a gradient, in the hook that gets it, shares its memory with no tensor that a pass still uses."""
-    return _uses(gradient) <= uses_of_one()
-
-
-@cache
-def uses_of_one() -> int:
-    """Measure the uses of the memory of a gradient that shares it with none, in a hook."""
-    found: list[int] = []
-    leaf = torch.zeros(2, device="cpu", requires_grad=True)
-    leaf.register_post_accumulate_grad_hook(lambda leaf: found.append(_uses(leaf.grad)))
-    with torch.enable_grad():
-        (leaf * torch.ones(2, device="cpu")).sum().backward()
-    return found[0]
-
-
-def _uses(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hapi.errors import UsageError
 from hapi.offload.engine import Engine
 from hapi.offload.loop.expectation import Expectation
+from hapi.offload.loop.read_watch import ReadWatch
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.records import Records
 
@@ -25,8 +26,18 @@ class Speculation:
         engine: Engine,
         records: Records,
         expected: Expectation,
+        before_use: Callable[[], None],
     ) -> None:
-        """``parameters`` by number; ``expected`` is switched off where an expectation was not met."""
+        """Follow nothing yet.
+
+        Args:
+            parameters: by number.
+            engine: computes.
+            records: of the states.
+            expected: is switched off where an expectation was not met.
+            before_use: calls :meth:`put_aside`, before somebody reads or changes values of a step that is not taken.
+        """
+        self._reads = ReadWatch(before_use)
         self._parameters, self._engine, self._records = parameters, engine, records
         self._expected = expected
         self.pieces: dict[int, list[tuple[int, int]]] = {}
@@ -41,6 +52,7 @@ class Speculation:
 
     def begin(self) -> None:
         """Begin a step with nothing."""
+        self._reads.end()
         self.pieces.clear()
         self.redone.clear()
         self.is_dropped = self._is_aside = False
@@ -52,7 +64,12 @@ class Speculation:
         self.all_pieces += 1
         for one in active:
             one.is_submitted = True
+            self._reads.begin(one.parameter)
             one.is_lent = is_lent and not one.keeps_in_memory
+
+    def stop(self) -> None:
+        """Compute nothing further ahead in this step."""
+        self._expected.is_on = False
 
     def put_aside(self) -> None:
         """Give the parameters in memory their values before the step; the new ones stay in their slots."""
@@ -79,6 +96,7 @@ class Speculation:
             is_alike: whether the options are those that it was computed with.
             used: a piece's parameters.
         """
+        self._reads.end()
         if not self.pieces:
             return
         is_met = is_alike and self._expected.is_met(self.pieces, used)
@@ -93,6 +111,7 @@ class Speculation:
             self._drop()
 
     def _give_back(self) -> None:
+        self._reads.end()
         self.restored_steps += 1
         self._engine.drain()
         check_untouched(self._parameters)

@@ -36,6 +36,11 @@ class ValueWatch:
         """Digests of the values that were computed with ahead of the step, by their first elements."""
         self.settle()
 
+    @property
+    def views(self) -> int:
+        """Views of the values that it holds."""
+        return 0 if self._values is None else 1
+
     def settle(self) -> None:
         """Take the values for those that are expected from now on."""
         if self._settled >= _WHOLE_STEPS:

@@ -51,7 +51,7 @@ class CommitFile:
             self.newest = None
             return True
         found = [commit for commit in map(self._read, (0, 1)) if commit is not None and commit.steps == steps]
-        self.newest = found[0] if found else self.newest
+        self.newest = max(found, key=lambda commit: commit.number, default=self.newest)
         return bool(found)
 
     def write(self, commit: Commit) -> None:

@@ -1,0 +1,123 @@
+"""States on their way between a loop and their place: taken over at the beginning, given, loaded, and changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hapi.offload.engine import Engine
+from hapi.offload.loop.handed_states import HandedStates, StateTable
+from hapi.offload.loop.speculation import Speculation
+from hapi.offload.loop.verdict import resumed
+from hapi.offload.parameters import TrainedParameter
+from hapi.offload.records import Records
+from hapi.offload.small_state import SmallState
+from hapi.offload.states.base import StateStore
+from hapi.offload.states.group_options import Groups
+
+log = logging.getLogger("hapi.offload")
+
+
+class StateExchange:
+    """Reads states for a loop, and writes those that it gives. The caller has the training's lock."""
+
+    def __init__(
+        self,
+        parameters: Sequence[TrainedParameter],
+        engine: Engine,
+        records: Records,
+        small: SmallState,
+        ahead: Speculation,
+    ) -> None:
+        """``parameters`` by number; ``ahead`` is put aside before states are read, and undone before they are set."""
+        self._parameters, self._engine, self._records = parameters, engine, records
+        self._small, self._ahead = small, ahead
+        self.handed = HandedStates()
+        self._is_packing = False
+        self.steps = 0
+        """Steps done, those before a kill included."""
+
+    def given(self) -> StateTable:
+        """Return the states by parameter; those of the running step are read once."""
+        table = self.handed.table
+        if table is None:
+            self._stand_still()
+            states = self._records.states()
+            table = self.handed.give({self._parameters[at].parameter: one for at, one in states.items()})
+        if not self._is_packing:
+            self.handed.watch_values()
+        return table
+
+    @contextmanager
+    def packing(self) -> Iterator[None]:
+        """Give states to a ``state_dict()`` in the block, of which changes through ``.data`` are not noticed."""
+        self._is_packing = True
+        try:
+            yield
+        finally:
+            self._is_packing = False
+
+    def find_not_finite(self) -> tuple[int, str] | None:
+        """Return a parameter's number and the name of its state that is not finite; None where all are."""
+        self._stand_still()
+        return self._records.find_not_finite()
+
+    def take_back(self, groups: Groups) -> None:
+        """Write what a loop changed in the states that it was given, before they are used."""
+        if self.handed.is_changed() and self.handed.table is not None:
+            self._ahead.undo()
+            self._write(self.handed.table, groups)
+            self.handed.drop()
+        self.handed.check_before()
+
+    def load(self, states: Mapping[Any, Mapping[str, Any]], groups: Groups) -> None:
+        """Take over other states, and the number of their steps."""
+        self._write(states, groups, counts_steps=bool(self._parameters) and self._parameters[0].counts_steps)
+
+    def take_over(
+        self, optimizer: torch.optim.Optimizer, store: StateStore, where: str, groups: Groups
+    ) -> None:
+        """Go on from what a killed process committed, or from the states that the user's optimiser has.
+
+        Args:
+            optimizer: the user's; its states are dropped.
+            store: may hold a commit.
+            where: its name for people.
+            groups: of the optimiser that goes on; they get the options of the commit.
+        """
+        committed = store.committed
+        if committed is not None:
+            self.steps = committed.steps
+            for known, steps in zip(self._parameters, committed.parameter_steps, strict=True):
+                known.steps = steps
+            self._records.take_over()
+            is_scheduled = self._small.restore(committed.extra, groups)
+            log.warning("%s", resumed(where, self.steps, is_scheduled=is_scheduled))
+        elif any(optimizer.state.values()):
+            self.load(optimizer.state, groups)
+        optimizer.state.clear()
+
+    def commit(self, pieces: Sequence[int], groups: Groups) -> None:
+        """Commit the pieces' new records with what is small."""
+        counts = [known.steps for known in self._parameters]
+        self._engine.commit(pieces, self.steps, counts, self._small.capture(groups))
+
+    def _stand_still(self) -> None:
+        """Let what is committed be what counts."""
+        self._ahead.put_aside()
+        self._engine.settle()
+
+    def _write(
+        self, states: Mapping[Any, Mapping[str, Any]], groups: Groups, *, counts_steps: bool = False
+    ) -> None:
+        self._engine.settle()
+        self._engine.forget_loaded()
+        own = self._records.write(states)
+        if counts_steps:
+            self.steps = max(known.steps for known in self._parameters)
+        self.commit(own, groups)
+        self._ahead.stop()
