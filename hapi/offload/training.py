@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
 from hapi.offload.activations.offload import ActivationOffload, check_policy
+from hapi.offload.engine import Traffic
 from hapi.offload.layer_memory import GradientRoom
 from hapi.offload.loop.admission import check_memory, check_optimizer
 from hapi.offload.loop.fixed import refuse_steps
@@ -105,9 +107,11 @@ def offload_training(
     if (room is None or needed <= room) and not _can_go_on(model, optimizer, folders):
         size = format_bytes(needed) + ("" if room is None else f" of {format_bytes(room)}")
         notice(f"all fits, states stay in memory: they, parameters and gradients take {size}")
-        _serve_loops(optimizer)
+        layers = None
         if room is not None:
-            ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations).install()
+            layers = ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations)
+            layers.install()
+        _serve_loops(optimizer, mode, layers)
         return model, optimizer
     return model, offload_states(
         model, optimizer, room, folders, mode=mode, keep_gradients=keep_gradients, activations=activations
@@ -123,13 +127,20 @@ def _can_go_on(model: nn.Module, optimizer: torch.optim.Optimizer, folders: Sequ
     return bool(folders) and smallest(model, 0 if is_found else 1) == 0
 
 
-def _serve_loops(optimizer: torch.optim.Optimizer) -> None:
+def _serve_loops(optimizer: torch.optim.Optimizer, mode: str, layers: ActivationOffload | None) -> None:
     """Give an optimiser whose states stay what loops use of an offloaded one, so that they run with both."""
+
+    def report() -> dict[str, Any]:
+        """Return the counts of an offloaded optimiser, all 0; ``activations`` has those of the layers, if any."""
+        steps = ("steps", "taken_steps", "redone_steps", "restored_steps", "speculated_pieces")
+        counts = {**dict.fromkeys(steps, 0), **asdict(Traffic())}
+        kept = {} if layers is None else layers.report()
+        return {"mode": mode, "where": "memory", **counts, "activations": kept}
 
     def close(*, remove: bool = True) -> None:
         """Do nothing: no files are there."""
 
-    for name, value in (("steps", 0), ("close", close)):
+    for name, value in (("steps", 0), ("report", report), ("close", close)):
         if not hasattr(optimizer, name):
             setattr(optimizer, name, value)
 

@@ -384,8 +384,11 @@ def test_what_fits_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert "states stay in memory" in caplog.text
 
 
-def test_a_loop_for_offloaded_states_runs_where_all_fits_too() -> None:
+def test_a_loop_for_offloaded_states_runs_where_all_fits_too(tmp_path: Path) -> None:
     model = images_model()
+    moved = offloaded(model, torch.optim.AdamW(model.parameters()), tmp_path)
+    names = moved.report().keys()
+    moved.close()
     for _ in range(2):
         _, optimizer = offload_training(model, torch.optim.AdamW(model.parameters()), memory="1GB")
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -395,6 +398,9 @@ def test_a_loop_for_offloaded_states_runs_where_all_fits_too() -> None:
             plain(model, optimizer, step)
             scheduler.step()
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+        report = optimizer.report()  # type: ignore[attr-defined]
+        assert report.keys() == names and report["where"] == "memory" and report["bytes_read"] == 0
+        assert report["activations"]["bytes_written"] == 0
         optimizer.close(remove=False)  # type: ignore[attr-defined]
         torch.optim.AdamW(model.parameters()).load_state_dict(copy.deepcopy(optimizer).state_dict())
 
