@@ -132,7 +132,9 @@ def test_a_model_file_is_pushed(small_service: Service, small_store: Path, tmp_p
 
 def test_files_that_are_no_checkpoints(small_service: Service, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
-    with pytest.raises(UsageError, match=r"plain\.pth is not a checkpoint of hapi-train"):
+    with pytest.raises(
+        UsageError, match=r"plain\.pth is not a checkpoint of hapi-train \(there is no 'format'"
+    ):
         load_model(tmp_path / "plain.pth")
     checkpoint = trained(small_service, tmp_path / "run", epochs=1)
     with pytest.raises(UsageError, match="--best"):

@@ -334,5 +334,6 @@ def load(
 
 def _short(error: Exception) -> str:
     """The first sentence of what torch says at length: the next is its advice to run what is pickled there."""
-    text = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+    said = f"there is no {error} in it" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    text = said.splitlines()[0].partition(". ")[0]
     return text if len(text) <= 200 else text[:197] + "..."
