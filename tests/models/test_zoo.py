@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hapi.errors import BadRequestError, ModelChoiceError, ModelError, WeightsAbsentError
-from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec, build, structure
+from hapi.models.zoo.head import retarget
 from hapi.repository.sources.networks import build_network
 
 FACTORIES = """
@@ -473,3 +474,23 @@ def test_impossible_specs() -> None:
     for change in ({"num_classes": 0}, {"input_shape": ()}, {"input_shape": (3, 0, 1)}):
         with pytest.raises(ModelError):
             spec(**change)
+
+
+class _TwoHeads(nn.Module):
+    """Means of two heads, as of distilled networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten, self.first, self.second = nn.Flatten(), nn.Linear(48, 10), nn.Linear(48, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inputs = self.flatten(images)
+        return (self.first(inputs) + self.second(inputs)) / 2
+
+
+def test_a_network_with_several_heads_is_told() -> None:
+    def relayered(module: nn.Module) -> LayeredModel:
+        return layered(module, (3, 4, 4))
+
+    with pytest.raises(ModelError, match=r"second was made for 3 classes, .* several heads, name a factory"):
+        retarget(relayered(_TwoHeads()), 3, 0, relayered)

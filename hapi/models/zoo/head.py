@@ -96,12 +96,21 @@ def retarget(model: LayeredModel, classes: int | None, seed: int, relayer: Relay
         classes: outputs of the head; None or the same number leaves the model as it is.
         seed: of the head's initialisation.
         relayer: makes the layers of the changed module.
+
+    Raises:
+        ModelError: it has no head that can be told, or does not run with the new one.
     """
     if classes is None or (classes == model.output_shapes()[-1][0] and len(model.output_shapes()[-1]) == 1):
         return model
     path = find_head(model)
     is_meta = any(p.is_meta for p in model.module.get_submodule(path).parameters())
     resize_head(model.module, path, classes, seed, torch.device("cpu") if is_meta else None)
-    changed = relayer(model.module)
+    try:
+        changed = relayer(model.module)
+    except ModelError as error:
+        raise type(error)(
+            f"{path} was made for {classes} classes, and now {error}; if the network has several heads, name a "
+            f"factory of your own that returns it with {classes} outputs (package.module:factory)"
+        ) from None
     changed.fresh = frozenset(changed.tensors.inside(path))
     return changed
