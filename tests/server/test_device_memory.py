@@ -133,10 +133,12 @@ def test_a_client_that_goes_away_leaves_the_line() -> None:
     assert memory.waiting == 0 and memory.held_bytes == 0
 
 
-def test_idle_weights_go_when_the_room_is_needed_and_not_before() -> None:
+@pytest.mark.parametrize("keys", [("old", "new"), ("new", "old")])
+def test_idle_weights_go_when_the_room_is_needed_and_not_before(keys: tuple[str, str]) -> None:
+    """Whichever of them would go first."""
     cache = Cache()
     memory = DeviceMemory(20 * UNIT, "fixed", cache)
-    for key in ("old", "new"):
+    for key in keys:
         weights = Weights(key=key, nbytes=8 * UNIT)
         cache.use(weights)
         cache.leave(weights)

@@ -328,6 +328,20 @@ def test_bytes_per_second(answers: list[int], rate: int) -> None:
     assert server.now <= sum(answers) / rate + 1, "and not more slowly than it may"
 
 
+def test_bytes_that_were_not_sent_for_long_are_not_saved_up() -> None:
+    """A rate, not a savings account: of a quiet hour the last second counts."""
+    queue, slow = FairQueue(1, 4), Tenant(name="slow", bytes_per_second=100)
+    for began, nbytes in ((0.0, 100), (3600.0, 350)):
+        queue.enter(slow, 1.0)
+        ticket = queue.next(began)
+        assert ticket is not None
+        queue.sent(slow, nbytes)
+        queue.finish(ticket, 1.0, began)
+    queue.enter(slow, 1.0)
+    assert queue.next(3602.4) is None, "250 bytes are owed"
+    assert queue.next(3602.6) is not None
+
+
 def test_who_was_held_back_does_not_get_it_back() -> None:
     server, slow = Server(), Tenant(name="slow", bytes_per_second=100)
     server.queue.sent(slow, 1100)  # ten seconds
