@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from support.fake_server import SHAPE, FakeServer, features_of
 
 from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.fetching import Fetcher
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pass_loading import PassLoading
@@ -111,6 +114,27 @@ def test_any_sizes_any_order_of_arrival(
         asked = [i for f in fakes for i in f.asked]
         assert set(asked) == set(range(count))
         assert len(asked) - count <= request_size * window.loading.traffic.extra_requests
+    finally:
+        window.close()
+
+
+def test_a_sample_that_arrives_twice_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took another one's place, or trains twice."""
+
+    class Twice(Fetcher):
+        def __init__(self, *given: Any, arrived: Callable[..., None], **named: Any) -> None:
+            def again(*of: Any) -> None:
+                arrived(*of)
+                arrived(*of)
+
+            super().__init__(*given, arrived=again, **named)
+
+    monkeypatch.setattr("hapi.client.loading.prefetcher.Fetcher", Twice)
+    batches = batches_of(24, 12)
+    window, _ = make_window([FakeServer(4)], batches)
+    try:
+        with pytest.raises(HapiError, match="a sample arrived twice"):
+            check_all(window, batches)
     finally:
         window.close()
 
