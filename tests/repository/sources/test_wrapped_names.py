@@ -12,7 +12,7 @@ from test_sources_safetensors import content, expected
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from hapi.api.pushing import push_model
+from hapi.api.pushing import PushOptions, push_model
 from hapi.errors import ModelError
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.opening import open_model
@@ -102,7 +102,8 @@ def test_what_was_pulled_of_it_is_pushed_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
     first = push_model("hapi_test_wrapped_too:Net", f"{tmp_path}/store/net", input_size=8)
     first.model.save(tmp_path / "pulled.safetensors", allow_import=True)
-    again = push_model(str(tmp_path / "pulled.safetensors"), f"{tmp_path}/store/other")
+    options = PushOptions(allow_import=True)
+    again = push_model(str(tmp_path / "pulled.safetensors"), f"{tmp_path}/store/other", options=options)
     assert again.written == 0 and again.model.digest == first.model.digest
     assert open_model(LocalStore(tmp_path / "store"), "other").manifest.tensors.keys() == {
         f"module.{layer}.{kind}" for layer in (0, 3) for kind in ("weight", "bias")
