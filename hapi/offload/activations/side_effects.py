@@ -35,6 +35,7 @@ class SideEffects:
     What a module itself holds, numbers and lists among it, is put back for a second pass: that may change.
     """
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __init__(self, layer: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         """Note all as it is; values too, where the CPU has them: not every change has a version."""
         self._layer, self._inputs, self._buffers = layer, list(inputs), list(layer.buffers())
@@ -42,6 +43,7 @@ class SideEffects:
         self._objects = list({id(one): one for one in _objects_of(layer)}.values())
         self._before = self._digests()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def found(self) -> str | None:
         """Return why a second pass would do otherwise; None without a reason."""
         buffers = list(self._layer.buffers())
