@@ -175,9 +175,12 @@ def seen(seconds: float, enough: Callable[[], bool] = lambda: False) -> list[int
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_fleet_grows_by_what_trainers_wait_and_only_then(proxy: str, tmp_path: Path) -> None:
-    """Servers that may send so much each: less than three are as fast as the trainer, a quarter before."""
+    """Servers that may send so much each: less than three are as fast as the trainer, a quarter before.
+
+    None is added in ten minutes in which trainers do not wait.
+    """
     rate = round(STEP_BYTES / STEP_SECONDS / 2.8)
     tenants = tmp_path / "tenants.yaml"
     tenants.write_text(f"trainers: {{token: {TOKEN}, bytes_per_second: {rate}}}\n")
@@ -187,7 +190,7 @@ def test_a_fleet_grows_by_what_trainers_wait_and_only_then(proxy: str, tmp_path:
     with Trainer(proxy) as trainer:
         trainer.step_seconds = 12 * STEP_SECONDS
         wait_for(lambda: trainer.batches > 1, 120, "a trainer at work")
-        assert set(seen(25)) == {1}, "it is the trainer that takes long"
+        assert set(seen(600)) == {1}, "it is the trainer that takes long"
         trainer.step_seconds, began = STEP_SECONDS, time.monotonic()
         grown = [*seen(240, lambda: len(listed(proxy)) >= 3), *seen(30)]
         print(f"three servers after {time.monotonic() - began:.0f} s: {grown}")
