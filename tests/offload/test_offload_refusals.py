@@ -262,6 +262,7 @@ def test_autocast_and_compiled_models_train_the_same(tmp_path: Path) -> None:
         train(model, optimizer, range(6), loop)
         train(twin, moved, range(6), loop)
         assert weights_equal(model, twin)
+        assert moved.report()["activations"]["policy"] == "keep"
 
 
 def test_a_forked_process_leaves_the_states_alone(

@@ -17,7 +17,7 @@ from hapi.errors import UsageError
 from hapi.offload.activations.calls import dense_bytes, is_transformed, recomputed, tensors_in
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
-from hapi.offload.activations.layers import layers_of, why_not_recomputed
+from hapi.offload.activations.layers import is_compiled, layers_of, why_not_recomputed
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
 from hapi.offload.activations.reporting import planned, tell
 from hapi.offload.activations.saved import SavedTensor
@@ -27,6 +27,7 @@ from hapi.offload.activations.watching import Moment
 from hapi.offload.failures import ActivationError
 from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
+from hapi.offload.loop.notices import notice
 from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
@@ -88,6 +89,9 @@ class ActivationOffload(BoundToModel):
             UsageError: an unknown policy, or a folder that cannot be written.
         """
         check_policy(policy)
+        if policy != "keep" and is_compiled(model):  # cut between layers, its graphs would compute other bits
+            notice("torch has compiled the model, so its activations stay in memory")
+            policy = "keep"
         self._model, self._memory, self._policy = model, memory, policy
         self._folders = list(folders or ())
         self._traffic, self._gradients = traffic or StateTraffic(), gradients or GradientRoom()
