@@ -11,6 +11,7 @@ import torch
 from support.harness import of_epochs
 from support.kept_tools import JOB, SAMPLES, Counting, check_same, kept_service, train
 from support.local_job import SETTINGS, Interrupting
+from support.thin_resnet import THIN_RESNET
 
 from hapi.client.session import Session
 from hapi.config.settings import load
@@ -110,6 +111,7 @@ def begun(
         name: value for name, value in {**SETTINGS, **JOB, **own}.items() if name not in ("model", "weights")
     }
     given |= {"init_from": str(file), "freeze": freeze, "split": 5, "store": service.settings.store}
+    given["allow_model"] = (THIN_RESNET,)
     settings = started(load(TrainSettings, None, given).value, has_model=False)
     with Session.open(settings, transports=[LoopbackTransport(loopback_handler(service))]) as session:
         report = Trainer(session, settings).run()
