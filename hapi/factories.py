@@ -35,7 +35,7 @@ def check_allowed(factory: str, allowed: bool | Collection[str], name: str) -> N
     if is_factory(factory) and not {factory, factory.partition(":")[0]} & set(allowed):
         raise UsageError(
             f"model {name!r} would run the code of {factory!r} here; if you trust it, allow it with "
-            f"--allow-model {factory}"
+            f"--allow-model {factory} (allow_import in Python)"
         )
 
 

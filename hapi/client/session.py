@@ -109,9 +109,8 @@ class Session(Closing):
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
-        self._has_begun = False
-        """True once an epoch was asked for."""
-        self._is_closed = False
+        self._has_begun = self._is_closed = False
+        """Whether an epoch was asked for, and whether none can be any more."""
         self._ordered: tuple[EpochOrder, int, list[IntArray]] | None = None
         """Batches of the epoch that was asked for last, in its order."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)

@@ -20,7 +20,7 @@ _MAKERS = ("new_", "empty", "zeros", "ones", "full", "arange", "linspace", "eye"
 
 class _Operand(NamedTuple):
     number: int
-    """Of the tensor, in the order in which a run met them."""
+    """The tensor's, in the order in which a run met them."""
     shape: tuple[int, ...]
 
 

@@ -26,7 +26,7 @@ HUGE_PAGE = 2 << 20
 _own: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 """Mapped memory that is this process's alone."""
 _left: list[mmap.mmap] = []
-"""What a child of a fork does not have; unmapped at the end, it would take what has come to its addresses since."""
+"""Maps that a child of a fork does not have; unmapped at the end, they would take what has come to their addresses."""
 
 
 def aligned(nbytes: int) -> int:

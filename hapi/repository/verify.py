@@ -96,14 +96,18 @@ def verify_model(
                 report.add(Damage(entry.pack, f"{position}: fails its digest"))
     for tag, problem in lost_tags(store, address.name).items() if address.wanted is None else ():
         report.add(Damage(f"{model_prefix(address.name)}/tags/{tag}", problem))
-    for info in store.list(model_prefix(address.name)):
-        if not info.key.startswith(
-            tuple(f"{model_prefix(address.name)}/{part}/" for part in ("versions", "tags", REGISTER))
-        ):
+    _find_extra(store, address.name, report)
+    return report
+
+
+def _find_extra(store: ObjectStore, name: str, report: VerifyReport) -> None:
+    """Report what lies among a name's versions and tags and is none of them."""
+    known = tuple(f"{model_prefix(name)}/{part}/" for part in ("versions", "tags", REGISTER))
+    for info in store.list(model_prefix(name)):
+        if not info.key.startswith(known):
             report.add(
                 Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)
             )
-    return report
 
 
 def _held_bytes(store: ObjectStore, key: str) -> int | None:

@@ -141,15 +141,20 @@ def test_wrong_pulls_are_one_line(
         assert code == 1 and "there is no dataset or model 'other' in" in err and "hapi ls" in err, err
 
 
+def in_folder_with_factory(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``folder`` the current one, with ``net`` in the module ``name``."""
+    (folder / f"{name}.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+
+
 def test_code_that_a_store_names_is_not_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anyone who can write into a store chooses the factories in it, as for hapi layers and hapi-train."""
-    (tmp_path / "hapi_test_pulled.py").write_text(
-        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+    in_folder_with_factory("hapi_test_pulled", tmp_path, monkeypatch)
     pushed = ("push", "hapi_test_pulled:net", "store/net", "--input-size", 2, "--quiet")
     assert run(capsys, *pushed)[0] == 0
     monkeypatch.delitem(sys.modules, "hapi_test_pulled")
@@ -171,11 +176,7 @@ def test_code_that_a_model_file_names_is_not_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever wrote the file has chosen the factory: tensors alone are what people expect in it."""
-    (tmp_path / "hapi_test_filed.py").write_text(
-        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+    in_folder_with_factory("hapi_test_filed", tmp_path, monkeypatch)
     spec = ModelSpec(architecture="hapi_test_filed:net", num_classes=3, input_shape=(3, 2, 2))
     card = ModelCard(spec=spec, classes=("ant", "bee", "cat"), transform=None, freeze=1)
     write_model(Path("net.safetensors"), {"1.weight": torch.ones(3, 12), "1.bias": torch.ones(3)}, card)

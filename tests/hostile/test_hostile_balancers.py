@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.balancers import KINDS, balanced, program
+from support.balancers import KINDS, balanced, installed
 from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train, wait_for
 from support.http_tools import make_store
 from support.wicked_balancer import (
@@ -76,10 +76,7 @@ def undisturbed(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    chosen = str(request.param)
-    if program(chosen) is None:
-        pytest.skip(f"no {chosen} here (Debian: apt-get install nginx-light haproxy)")
-    return chosen
+    return installed(str(request.param))
 
 
 def spaced(deeds: Sequence[Deed]) -> list[Deed]:

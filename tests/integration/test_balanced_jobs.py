@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.balancers import KINDS, Balancer, balanced, program
+from support.balancers import KINDS, Balancer, balanced, installed
 from support.forked import ForkedProcess
 from support.harness import DIGITS_JOB, ServerProcess, losses, report_of, server, start_train, train, wait_for
 from support.http_tools import exchange, make_store, metric
@@ -48,10 +48,7 @@ def direct(folder: Path, path: Path, epochs: int) -> list[float]:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    chosen = str(request.param)
-    if program(chosen) is None:
-        pytest.skip(f"no {chosen} here (Debian: apt-get install nginx-light haproxy)")
-    return chosen
+    return installed(str(request.param))
 
 
 @contextmanager

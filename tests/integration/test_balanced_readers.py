@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.balancers import KINDS, Balancer, balanced, program
+from support.balancers import KINDS, Balancer, balanced, installed
 from support.http_tools import (
     EXTRACT,
     Known,
@@ -47,10 +47,7 @@ def known(folder: Path) -> Known:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    chosen = str(request.param)
-    if program(chosen) is None:
-        pytest.skip(f"no {chosen} here (Debian: apt-get install nginx-light haproxy)")
-    return chosen
+    return installed(str(request.param))
 
 
 @contextmanager

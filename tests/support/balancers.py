@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 import hapi
 from support.free_ports import free_port
 from support.harness import wait_for
@@ -43,6 +45,13 @@ http {{
 def program(kind: str) -> str | None:
     """Path of the program; None where it is not installed."""
     return shutil.which(kind, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def installed(kind: str) -> str:
+    """Return ``kind``; the test is skipped where there is no such program."""
+    if program(kind) is None:
+        pytest.skip(f"no {kind} here (Debian: apt-get install nginx-light haproxy)")
+    return kind
 
 
 @dataclass
