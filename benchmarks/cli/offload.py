@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.cli.benchmark import Benchmark, Outcome, recorded_outcome, tell, with_given
 from benchmarks.cli.options import CSV, FIGURE, number, option, repeated, results, switch
-from hapi.cli.shared.numbers import DAY, count, seconds
+from hapi.cli.shared.numbers import DAY, count, seconds, size
 from hapi.errors import UsageError
 
 RESULTS = "bench-results/offload.jsonl"
@@ -106,8 +106,8 @@ BENCHMARKS = (
                 metavar="NAME"),
             repeated("--batch", "of steps, swap, goals: compute-bound, balanced, I/O-bound; may be repeated (default "
                 "all)", metavar="NAME"),
-            repeated("--cap", "bytes of memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
-                count(600_000_000, 1 << 44)),
+            repeated("--cap", "memory of the part size; may be repeated (default 1, 1.5 and 2 GB)",
+                size(600_000_000, 1 << 44), "SIZE"),
             option("--device", "cuda measures --part steps on a GPU, beside torchao, trainstream and DeepSpeed "
                 "where they are installed (default cpu)", metavar="DEVICE"),
             number("--rows", count(1, 1 << 24), "of a batch of --part steps (default: those of --batch)"),
