@@ -212,6 +212,12 @@ def test_what_a_disk_takes_at_once_first_is_not_its_rate(
     assert measure_disk(tmp_path).write == pytest.approx((1 << 20) / 0.05)
 
 
+def test_a_probe_that_stood_still_before_its_last_piece_counts_as_a_whole() -> None:
+    """On a busy machine one piece may take nearly all of the time, and the next one less than a clock can tell."""
+    pieces = [(0, 0.0), (1 << 20, 0.3), (2 << 20, 0.3 + 5e-5)]
+    assert disk_rates._steady_rate(pieces) == pytest.approx((2 << 20) / 0.3, rel=1e-3)
+
+
 def test_a_system_that_waits_for_nothing_is_synchronized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.local_job import open_session, pack_blobs, service_of
 
+from hapi.cache.disk_rates import DiskRates
 from hapi.client.loading import tried_codecs
 from hapi.client.loading.tried_codecs import PART_BYTES, PARTS, TriedCodecs
 from hapi.client.loading.wire_codecs import WireCodecs
@@ -96,7 +97,9 @@ def _by(codec: CodecCost, split: int) -> Crossing:
     return Crossing(split=split, wire=codec)
 
 
-def test_a_profile_shows_the_codecs_of_every_cut(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_profile_shows_the_codecs_of_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hapi.cache.folder.measure_disk", lambda folder: DiskRates(1e9, 5e8))
     pack_blobs(tmp_path / "store", count=120)
     settings = {
         "split": "auto", "epochs": 2, "cache": "auto", "cache_dir": str(tmp_path / "cache"), "replan": "off",
