@@ -22,6 +22,12 @@ from hapi.wire.messages import STATUS_PATH
 FAST = 1 << 40
 
 
+@pytest.fixture(autouse=True)
+def _priority_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests a thread of the lowest priority takes seconds for what takes milliseconds."""
+    monkeypatch.setattr("hapi.server.scrub._NICE", 0)
+
+
 @pytest.fixture
 def own(folder: Path, tmp_path: Path) -> Path:
     """A copy of the store with digits and a pushed model."""
