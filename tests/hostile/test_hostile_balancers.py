@@ -29,7 +29,7 @@ from support.wicked_balancer import (
 )
 
 pytestmark = pytest.mark.slow
-COUNT, EPOCHS = 40, 5
+COUNT, EPOCHS, IN_FLIGHT = 40, 5, 4
 JOB = (
     *DIGITS_JOB, "--bs", "20", "--request-size", "5", "--split", "maxpool", "--dataset", "digits", "--epochs",
     str(EPOCHS), "--timeout", "600", "--wire-codec", "none",
@@ -154,7 +154,7 @@ def test_a_machine_behind_a_balancer_is_gone(
 def test_a_server_is_killed_and_comes_back(
     kind: str, folder: Path, undisturbed: list[float], tmp_path: Path
 ) -> None:
-    """SIGKILL while it holds a request; the other one answers meanwhile."""
+    """SIGKILL while it holds a request; the other one answers meanwhile, and no request is made again unasked."""
     path, held = tmp_path / "report.json", Held()
     with ExitStack() as ends:
         stays = ends.enter_context(server(folder, *SERVER))
@@ -162,7 +162,9 @@ def test_a_server_is_killed_and_comes_back(
         ends.callback(lambda: dies.process.poll() is not None or dies.kill())
         before = ends.enter_context(wicked(dies.port, whole, whole, held))
         balancer = ends.enter_context(balanced(kind, tmp_path / kind, [before.port, stays.port]))
-        job = start_train(*JOB, "--in-flight", "4", "--server", balancer.url, "--report", str(path))
+        job = start_train(
+            *JOB, "--in-flight", str(IN_FLIGHT), "--server", balancer.url, "--report", str(path)
+        )
         ends.callback(job.kill)
         held.wait()
         dies.kill()
@@ -170,19 +172,22 @@ def test_a_server_is_killed_and_comes_back(
         dies = dies.restarted()
         output, _ = job.communicate(240)
         assert job.wait() == 0, output
-    check(path, undisturbed, 2 * 4)
+        broken = before.broken
+    check(path, undisturbed, broken)
 
 
 def test_a_balancer_is_reloaded_under_a_request(
     kind: str, running: ServerProcess, undisturbed: list[float], tmp_path: Path
 ) -> None:
-    """Its old process finishes what is under way, and closes connections that a trainer keeps."""
+    """Its old process finishes what is under way, and closes connections that a trainer keeps: all it may have."""
     path, held = tmp_path / "report.json", [Held() for _ in range(2)]
     with ExitStack() as ends:
         deeds = [deed for one in held for deed in (whole, whole, whole, one)]
         between = ends.enter_context(wicked(running.port, *deeds))
         balancer = ends.enter_context(balanced(kind, tmp_path / kind, [between.port] * 2))
-        job = start_train(*JOB, "--server", balancer.url, "--report", str(path))
+        job = start_train(
+            *JOB, "--in-flight", str(IN_FLIGHT), "--server", balancer.url, "--report", str(path)
+        )
         ends.callback(job.kill)
         for one in held:
             one.wait()
@@ -191,4 +196,4 @@ def test_a_balancer_is_reloaded_under_a_request(
             one.go_on.set()
         output, _ = job.communicate(240)
         assert job.wait() == 0, output
-    check(path, undisturbed, 2 * len(held))
+    check(path, undisturbed, IN_FLIGHT * len(held))

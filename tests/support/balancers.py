@@ -23,6 +23,8 @@ DEPLOY = Path(hapi.__file__).parents[1] / "deploy"
 NGINX = DEPLOY / "nginx" / "hapi.conf"
 HAPROXY = DEPLOY / "haproxy" / "haproxy.cfg"
 KINDS = ("nginx", "haproxy")
+CHECK_SECONDS = 120
+"""How long HAProxy waits in a test for the answer whether a server is ready."""
 _NGINX_AROUND = """
 daemon off;
 worker_processes 2;
@@ -123,6 +125,9 @@ def command_of(
     assert found is not None
     source = NGINX if kind == "nginx" else HAPROXY
     text = with_addresses(source.read_text(), kind, port, servers)
+    if kind == "haproxy":  # a busy machine that is slow to say that a server is well does not take it away
+        text = text.replace("\ndefaults\n", f"\ndefaults\n    timeout check {CHECK_SECONDS}s\n")
+        assert f"timeout check {CHECK_SECONDS}s" in text
     (folder / source.name).write_text(text)
     if kind == "haproxy":
         return [found, "-c" if check else "-db", "-f", str(folder / source.name)]

@@ -75,8 +75,8 @@ class Proxy:
 _REQUEST = re.compile(rb"POST /v1/(?:extract|samples) ")
 
 
-def paced(port: int, seconds: float) -> contextlib.closing[Proxy]:
-    """A proxy that lets a request for samples pass every so many seconds.
+def paced(port: int, seconds: float, change: Change = lambda data: data) -> contextlib.closing[Proxy]:
+    """A proxy that lets a request for samples pass every so many seconds, and answers by ``change``.
 
     A job behind it lasts as long as a test needs and leaves the processors to others.
     """
@@ -88,7 +88,7 @@ def paced(port: int, seconds: float) -> contextlib.closing[Proxy]:
                 time.sleep(seconds)
         return data
 
-    return contextlib.closing(Proxy(port, lambda data: data, ask=ask))
+    return contextlib.closing(Proxy(port, change, ask=ask))
 
 
 class RequestGate:

@@ -116,6 +116,8 @@ class WickedBalancer:
         self._target, self._deeds, self._lock = port, iter(deeds), threading.Lock()
         self.left = len(deeds)
         """Deeds to be done yet."""
+        self.broken = 0
+        """Requests whose answer the server did not give whole, those for its health left out."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -130,7 +132,13 @@ class WickedBalancer:
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:
             while (request := read_request(client)) is not None:
-                if not self._deed(request)(client, lambda request=request: self._answer(request)):  # type: ignore[misc]
+                try:
+                    stays = self._deed(request)(client, lambda request=request: self._answer(request))  # type: ignore[misc]
+                except OSError:
+                    with self._lock:
+                        self.broken += not request.startswith(b"GET /readyz ")
+                    raise
+                if not stays:
                     return
 
     def _deed(self, request: bytes) -> Deed:
