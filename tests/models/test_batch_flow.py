@@ -49,6 +49,18 @@ class Tokens(nn.Module):
         return x[:, 0]
 
 
+class AcrossSamples(nn.Module):
+    """Attention whose user has forgotten that the batch comes first."""
+
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.attention, self.need_weights = nn.MultiheadAttention(8, 2), need_weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(-1, 4, 8)
+        return self.attention(x, x, x, need_weights=self.need_weights)[0].flatten(1)
+
+
 COMBINING: dict[str, Compute] = {
     "mean": lambda x: x - x.mean(0),
     "mean with its dimension": lambda x: x - x.mean(0, keepdim=True),
@@ -60,10 +72,24 @@ COMBINING: dict[str, Compute] = {
     "the first sample": lambda x: x + x[0],
     "into a tensor of zeros": lambda x: torch.zeros_like(x) + x.sum(0).expand(x.shape[0], -1),
     "by a matrix": lambda x: x @ (x.t() @ x),
+    "softmax over the batch": lambda x: x.softmax(0),
+    "softmax over the batch in the middle": lambda x: (
+        x.reshape(-1, 4, 8).transpose(0, 1).log_softmax(1).transpose(0, 1).flatten(1)
+    ),
+    "sums so far": lambda x: x.cumsum(0),
+    "samples in reverse": lambda x: x.flip(0),
+    "the sample before": lambda x: x.roll(1, dims=[0]),
+    "likeness": lambda x: (x @ x.t()).relu() @ x,
+    "distances": lambda x: x * torch.cdist(x, x).mean(1, keepdim=True),
+    "attention to other samples": lambda x: F.scaled_dot_product_attention(*[x[None]] * 3)[0],
 }
 ALONE: dict[str, Compute] = {
     "a sample's mean": lambda x: x - x.mean(1, keepdim=True),
     "softmax": lambda x: x.softmax(-1),
+    "sums so far": lambda x: x.cumsum(1).flip(1).roll(1, dims=[1]),
+    "in another order, and back": lambda x: x[x[:, 0].argsort()][x[:, 0].argsort().argsort()],
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.reshape(-1, 4, 8)] * 3).flatten(1),
+    "likeness of places": lambda x: torch.einsum("bic,bjc->bij", x.reshape(-1, 4, 8), x.reshape(-1, 4, 8)),
     "norm": lambda x: F.normalize(x, dim=1),
     "layer norm": lambda x: F.layer_norm(x, (32,)),
     "group norm": lambda x: F.group_norm(x.reshape(-1, 8, 4), 2),
@@ -100,6 +126,12 @@ def test_layers_that_take_each_sample_alone(name: str, opaque: bool) -> None:
     torch.testing.assert_close(compute(x)[2:5], compute(x[2:5]))
     model = layered(nn.Sequential(nn.Linear(32, 32), Computing(compute, opaque=opaque), nn.Flatten()), (32,))
     assert not any(one.combines for one in model.layers) and unidentified_layer(model, len(model)) is None
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_attention_that_takes_samples_for_places(need_weights: bool) -> None:
+    model = layered(nn.Sequential(nn.Linear(32, 32), AcrossSamples(need_weights), nn.Linear(32, 2)), (32,))
+    assert any(one.combines for one in model.layers)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -24,13 +24,13 @@ from hapi.models.batch_flow import BatchFlow, Operation, OperatorLog
 from hapi.models.graph.meta_rules import meta_result
 from hapi.models.graph.tracing import Traced, describe_failure
 from hapi.models.graph.views import Tree, build_tree, shadow
+from hapi.models.random_draws import draws, python_generators
 
 Means = Literal["meta", "fake", "real"]
 
 _BATCHES = (2, 3)
 
-_BATCH = object()
-_DEVICE = object()
+_BATCH, _DEVICE = object(), object()
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,17 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        if func._schema.is_mutable:
-            for argument, value in _given(func, args, kwargs):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    self.written |= storages_of(value)
+        given = _given(func, args, kwargs)
+        self.random = self.random or draws(func, given)
+        for argument in func._schema.arguments if func._schema.is_mutable else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.written |= storages_of(given.get(argument.name))
         if "batch_norm" in func.name():
-            given = {argument.name: value for argument, value in _given(func, args, kwargs)}
             # Of InstanceNorm torch makes one over a single sample.
             self.mixes = self.mixes or (bool(given.get("training")) and given["input"].shape[0] > 1)
         known = meta_result(func, args, kwargs)
         result = func(*args, **kwargs) if known is None else known
-        self._log.add(func, (args, kwargs), result)
+        self._log.add(func, given, result)
         return result
 
     @classmethod
@@ -96,10 +95,9 @@ class _Recorder(TorchDispatchMode):
         return False
 
 
-def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The arguments of a call as the operator's schema has them, and their values."""
-    schema = func._schema.arguments
-    return [*zip(schema, args, strict=False), *((a, kwargs[a.name]) for a in schema if a.name in kwargs)]
+def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names in the operator's schema."""
+    return {**{a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
 
 
 def storages_of(value: Any) -> set[int]:
@@ -124,6 +122,7 @@ class _Observed:
     storages: set[int]
     writes: set[int]
     random: bool
+    draws: bool
     mixes: bool
     operations: Sequence[Operation]
 
@@ -227,7 +226,7 @@ def _facts(
             dtype=seen.dtype,
             storages=frozenset(seen.storages),
             writes=frozenset(seen.writes),
-            random=seen.random or large[node].random,
+            random=seen.random or large[node].random or (seen.draws and large[node].draws),
             mixes=seen.mixes,
             combines=flow.combines(seen.operations, large[node].operations),
         )
@@ -279,6 +278,7 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
     for node in graph.nodes:
         if node.op == "output":
             break
+        before = python_generators()
         with _Recorder(log) as recorder:
             results[node] = value = x if node.op == "placeholder" else _call(node, root, results)
         storages = storages_of(value)
@@ -289,6 +289,7 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
             storages=storages,
             writes=recorder.written & known,
             random=recorder.random,
+            draws=python_generators() != before,
             mixes=recorder.mixes,
             operations=log.taken(),
         )
