@@ -29,6 +29,7 @@ LIBRARIES = frozenset(("torch", "torchvision", "timm", "numpy", "PIL", *sys.stdl
 CODE = type | types.FunctionType | types.MethodType | types.BuiltinFunctionType
 """Kinds of code."""
 _PLAIN = str | bytes | int | float | complex | range
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _NAMED_BY_TORCH = torch.dtype | torch.device | torch.memory_format | torch.layout
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that torch gives each module."""
@@ -78,7 +79,18 @@ def _state_texts(name: str, value: Any) -> Iterator[str]:
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return what runs before and after a module's forward, but for what torch itself has put there."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return _without_those_of_torch([*module._forward_pre_hooks.values(), *module._forward_hooks.values()])
+
+
+def hooks_of_all_modules() -> list[Any]:
+    """Return what runs before and after every module's forward in this process, likewise."""
+    every = torch.nn.modules.module
+    return _without_those_of_torch(
+        [*every._global_forward_pre_hooks.values(), *every._global_forward_hooks.values()]
+    )
+
+
+def _without_those_of_torch(hooks: list[Any]) -> list[Any]:
     return [hook for hook in hooks if not (getattr(hook, "__module__", None) or "").startswith("torch.")]
 
 
@@ -103,6 +115,11 @@ def object_state(value: Any) -> dict[str, Any] | None:
     found = {name: getattr(value, name) for name in names if name != "__dict__" and hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
     return {name: held for name, held in found.items() if not _is_path(held)}
+
+
+def plain_contents(value: Any) -> list[Any]:
+    """Return what an object of a user's own kind of dict, list, tuple or set has in it, beside its attributes."""
+    return [kind(value) for kind in _CONTAINERS if isinstance(value, kind) and is_users(type(value))]
 
 
 def plain_text(value: Any) -> str | None:

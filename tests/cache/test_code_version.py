@@ -14,7 +14,7 @@ import pytest
 
 from hapi.cache import code_version as versions
 from hapi.cache.code_version import code_version, code_versions, digest_of_versions
-from hapi.models.graph.user_code import source_form
+from hapi.models.source_files import source_form
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ NAME = "users_held_net"
 HEAD = """
 import functools
 import os
+import random
 import threading
 import types
+from collections import deque
 from enum import Enum
+from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
@@ -49,6 +53,16 @@ class Slotted:
 
     def __init__(self, by):
         self.by = by
+
+class Settings(NamedTuple):
+    by: float
+
+class Table(dict):
+    def __getattr__(self, name):
+        return self[name]
+
+class Steps(list):
+    pass
 
 def scaled(by):
     def scale(x, by=by):
@@ -83,6 +97,10 @@ HELD = {
     "a namespace": ("config = types.SimpleNamespace(by=by)", "x * self.config.by"),
     "a method of an object": ("scale = Scale(by).__call__", "self.scale(x)"),
     "a module in a list": ("acts = [nn.LeakyReLU(by)]", "self.acts[0](x)"),
+    "a tuple with names": ("settings = [Scale(Settings(by))]", "x * self.settings[0].by.by"),
+    "a user's kind of dictionary": ("table = [Scale(Table(by=by))]", "x * self.table[0].by.by"),
+    "a user's kind of list": ("steps = [Scale(Steps([by]))]", "x * self.steps[0].by[0]"),
+    "a queue": ("steps = deque([by])", "x * self.steps[0]"),
     "a default": ("scale = scaled(by)", "self.scale(x)"),
 }
 """What ``put`` does, and what forward gives."""
@@ -94,6 +112,17 @@ NAMED = {
     "a partial function": ("BY = functools.partial(scale, by={})", "BY(x)", ("2.0", "3.0")),
     "a number of numpy": ("BY = np.float32({})", "x * float(BY)", ("2.0", "3.0")),
     "an array of numpy": ("BY = np.array([{}])", "x * float(BY[0])", ("2.0", "3.0")),
+    "a tuple with names": ("BY = Settings({})", "x * BY.by", ("2.0", "3.0")),
+    "a user's kind of dictionary": ("BY = Table(by={})", "x * BY.by", ("2.0", "3.0")),
+    "a user's kind of list": ("BY = Steps([{}])", "x * BY[0]", ("2.0", "3.0")),
+    "a class's own table": ("class Holder:\n    table = Table(by={})", "x * Holder.table.by", ("2.0", "3.0")),
+    "a queue": ("BY = deque([{}])", "x * BY[0]", ("2.0", "3.0")),
+    "a table that is not written to": ("BY = types.MappingProxyType({{'by': {}}})", "x * BY['by']", ("2.0", "3.0")),
+    "slices": ("BY = [slice({}, 6)]", "x * x[:, BY[0]].sum(1, keepdim=True)", ("2", "3")),
+    "methods of a tuple with names": (
+        "class Own(NamedTuple):\n    by: float\n    def times(self, x): return x * self.by * {}\nBY = Own(1.0)",
+        "BY.times(x)", ("2.0", "3.0"),
+    ),
     "a module": ("BY = nn.LeakyReLU({})", "BY(x)", ("0.2", "0.3")),
     "an object": ("BY = Scale({})", "BY(x)", ("2.0", "3.0")),
     "a table of functions": ("BY = {{'act': {}}}", "BY['act'](x)", ("torch.abs", "negative")),
@@ -188,6 +217,22 @@ def test_hooks_before_a_layer(tmp_path: Path) -> None:
     check_changes(tmp_path, one, two)
 
 
+PARAMETRISED = """
+class Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * {} if x.sum() < 1e9 else -x
+
+def net():
+    own = Own(6, 6)
+    nn.utils.parametrize.register_parametrization(own, "weight", nn.Identity())
+    return nn.Sequential(nn.Linear(6, 6), own, nn.Linear(6, 2))
+"""
+
+
+def test_classes_that_torch_derives_from_a_users(tmp_path: Path) -> None:
+    check_changes(tmp_path, PARAMETRISED.format(2.0), PARAMETRISED.format(3.0))
+
+
 class Quantised(nn.Module):
     """A convolution on 8 bit."""
 
@@ -237,6 +282,25 @@ def test_hooks_that_cannot_be_told_are_named(tmp_path: Path, hook: str, name: st
     assert layer is model.layers[1] and why.startswith(f"runs the hook {name}, whose source cannot be read")
 
 
+@pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_of_all_modules_forbid_keeping(register: str) -> None:
+    model = layered(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)), (6,))
+    handle = getattr(nn.modules.module, register)(twice)
+    try:
+        assert unidentified_layer(model, 0) is None
+        assert unidentified_layer(model, 2) == (
+            model.layers[0],
+            "runs under the hook twice of all modules, which is no part of the model",
+        )
+    finally:
+        handle.remove()
+    assert unidentified_layer(model, 2) is None
+
+
+def twice(module: nn.Module, inputs: Any, outputs: Any = None) -> Any:
+    return (2 * inputs[0],) if outputs is None else 2 * outputs
+
+
 def test_hooks_of_torch_and_those_of_gradients_say_nothing(tmp_path: Path) -> None:
     digests = []
     for line in ("pass", "found[1].register_full_backward_hook(lambda *_: None)"):
@@ -270,8 +334,10 @@ def made(kind):
         "lambda x: torch.nn.functional.dropout(x, 0.5)",
         "lambda x: x + torch.randn_like(x)",
         "lambda x: torch.nn.functional.dropout(x, 0.5) if x.sum() < 1e9 else -x",
+        "lambda x: x * random.random() if x.sum() < 1e9 else -x",
+        "lambda x: x * np.random.rand() if x.sum() < 1e9 else -x",
     ],
-    ids=["dropout that is always on", "noise", "in what cannot be traced"],
+    ids=["dropout that is always on", "noise", "in what cannot be traced", "of Python", "of numpy"],
 )
 def test_random_numbers_in_eval_mode_are_refused_by_name(layer: str, tmp_path: Path) -> None:
     source = f"""

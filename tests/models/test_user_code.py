@@ -179,6 +179,58 @@ def test_layers_that_run_it_have_it_in_their_digest(tmp_path: Path) -> None:
     assert layer is model.layers[1] and why.startswith("runs typed_in.Gate, whose source")
 
 
+IMPORTED = """
+import torch
+
+class Gate(torch.nn.Module):
+    def forward(self, x):
+        {line}
+        return helpers.scaled(x) if x.sum() < 1e9 else -x
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["import users_net_helpers as helpers", "from users_net_helpers import inside as helpers"]
+)
+def test_what_a_function_imports_when_it_runs_counts(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for by in (2.0, 3.0, 2.0):
+        monkeypatch.delitem(sys.modules, "users_net_helpers", raising=False)
+        (tmp_path / "users_net_helpers.py").write_text(
+            f"BY = {by}\ndef scaled(x):\n    return x * BY\nclass inside:\n    scaled = scaled\n"
+        )
+        found.append(user_code(imported(tmp_path, IMPORTED.format(line=line)).Gate))
+    assert found[0] == found[2] != found[1] and None not in found
+
+
+def test_what_a_package_imports_of_itself_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder, found = tmp_path / "users_package", []
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "net.py").write_text(IMPORTED.format(line="from . import helpers"))
+    for by in (2.0, 3.0):
+        for name in [name for name in sys.modules if name.startswith("users_package")]:
+            monkeypatch.delitem(sys.modules, name)
+        (folder / "helpers.py").write_text(f"def scaled(x):\n    return x * {by}\n")
+        importlib.invalidate_caches()
+        found.append(user_code(importlib.import_module("users_package.net").Gate))
+    assert found[0] != found[1] and None not in found
+
+
+def test_other_projects_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some take long, or do more than define something."""
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "users_net_other.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "others"))
+    lines = ("import users_net_other as helpers", "import users_net_absent as helpers")
+    found = [user_code(imported(tmp_path / "own", IMPORTED.format(line=line)).Gate) for line in lines]
+    assert None not in found and "users_net_other" not in sys.modules
+
+
 @pytest.mark.slow
 def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
     expected = user_code(imported(tmp_path).Gate)

@@ -24,7 +24,15 @@ from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
 from hapi.models.graph.user_code import held_text, user_code
 from hapi.models.tensors import tensor_bytes
-from hapi.models.user_objects import hooks_of, module_attributes, object_state, packed_texts, plain_text
+from hapi.models.user_objects import (
+    CODE,
+    hooks_of,
+    module_attributes,
+    object_state,
+    packed_texts,
+    plain_contents,
+    plain_text,
+)
 
 FORMAT = "hapi-front-3"
 """Version of the canonical text below; it changes whenever the same front would get another digest."""
@@ -188,6 +196,9 @@ def _value_text(value: Any, index: dict[fx.Node, int], within: frozenset[int]) -
         return f"%{index[value]}"
     if isinstance(value, Enum):
         return f"<{name_with_code(type(value))!r}.{value.name!r}>"
+    if contents := plain_contents(value):
+        attributes = held_text(object_state(value))
+        return f"<{name_with_code(type(value))!r}>({joined(contents)} {attributes!r})"
     if isinstance(value, list | tuple):
         return f"[{joined(value)}]"
     if isinstance(value, dict):
@@ -207,7 +218,7 @@ def _value_text(value: Any, index: dict[fx.Node, int], within: frozenset[int]) -
     if is_dataclass(value) and not isinstance(value, type | nn.Module) and id(value) not in within:
         held = {each.name: getattr(value, each.name, None) for each in fields(value) if each.compare}
         return f"{named}({_value_text(held, index, within | {id(value)})})"
-    has_more = object_state(value) is not None or isinstance(value, types.MethodType)
+    has_more = not isinstance(value, CODE) or isinstance(value, types.MethodType)
     text = held_text(value) if has_more else None
     return named if text is None else f"{named}({text!r})"
 

@@ -5,8 +5,6 @@ as it is, shows in the source alone. The digest is of the normalised source (no 
 class or function, of its bases, and of all other code and plain values that these name, so that it is the same in every
 process and folder and changes with whatever changes results. Objects that it names count by their class, and by
 what they hold if all of that can be told. Libraries have versions (:mod:`hapi.cache.code_version`) and no digest.
-
-Source that is not what runs, since the file was edited after it was imported, is as good as none.
 """
 
 from __future__ import annotations
@@ -17,26 +15,31 @@ import functools
 import hashlib
 import inspect
 import json
-import linecache
+import os
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
+from hapi.models.source_files import NoSource, definitions, source_form
 from hapi.models.tensors import tensor_bytes
 from hapi.models.user_objects import (
     CODE,
     LIBRARIES,
     hooks_of,
+    hooks_of_all_modules,
     is_users,
     module_attributes,
     object_state,
+    plain_contents,
     plain_text,
 )
 
@@ -45,14 +48,8 @@ if TYPE_CHECKING:
     from hapi.models.graph.numbering import Layer
 
 DIGITS = 32
-_Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEPEST = 32
 """Most values inside of each other that are looked into."""
-
-
-class _NoSource(Exception):
-    """The source of some code cannot be read, or is not what runs."""
 
 
 def user_code(thing: Any) -> str | None:
@@ -85,10 +82,14 @@ def _digest_of(todo: list[Any]) -> str | None:
             if isinstance(one, functools.partial):
                 todo.append(one.func)
                 continue
-            one = inspect.unwrap(getattr(one, "__func__", one))
-            if id(one) not in texts and is_users(one):
+            one = _function_of(one)
+            if id(one) in texts:
+                continue
+            if is_users(one):
                 texts[id(one)] = f"{one.__module__}.{one.__qualname__}", _text(one, todo)
-    except _NoSource:
+            elif isinstance(one, type):  # torch makes subclasses of users' classes
+                todo += filter(is_users, one.__mro__)
+    except NoSource:
         return None
     if not texts:
         return ""
@@ -105,7 +106,10 @@ def unidentified_layer(model: LayeredModel, split: int) -> tuple[Layer, str] | N
     Returns:
         The layer, and the reason as a clause for people; None if there is none.
     """
+    hooks = hooks_of_all_modules()
     for layer, nodes in zip(model.layers[:split], model.layer_nodes(), strict=False):
+        if hooks:
+            return layer, f"runs under {_hook_name(hooks[0])} of all modules, which is no part of the model"
         if layer.always_random:
             return layer, (
                 "draws random numbers in eval mode too, so what comes after it differs from epoch to epoch"
@@ -131,9 +135,13 @@ def _unread(model: LayeredModel, node: fx.Node) -> str:
             called += _code_of(module)
             for hook in hooks_of(module):
                 if held_text(hook) is None:
-                    return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+                    return _hook_name(hook)
     unread = next((thing for thing in called if user_code(thing) is None), None)
     return "" if unread is None else f"{unread.__module__}.{unread.__qualname__}"
+
+
+def _hook_name(hook: Any) -> str:
+    return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)}"
 
 
 def _code_of(module: nn.Module) -> list[Any]:
@@ -164,13 +172,17 @@ def _text(thing: Any, todo: list[Any]) -> str:
             text = None if name.startswith("__") else _value_text(value, todo)
             if text is not None:
                 values[f".{name}"] = text
-    found, scope = _definitions(thing, functions), _scope(thing, functions)
+    found, scope = definitions(thing, functions), _scope(thing, functions)
     if any(map(_computes_defaults, found)):
         defaults = [[one.__qualname__, one.__defaults__, one.__kwdefaults__] for one in functions]
         values[".defaults"] = _value_text(defaults, todo) or ""
+    module, imported = sys.modules.get(thing.__module__), dict[str, str]()
     for node in found:
+        inside = {} if module is None else _imports(node, module)
         for chain in _names(node):
             _resolve(chain, scope, values, todo)
+            _resolve(chain, inside, imported, todo)
+    values.update({f"import {name}": text for name, text in imported.items()})
     return json.dumps([[source_form(node) for node in found], sorted(values.items())])
 
 
@@ -192,6 +204,8 @@ def _is_made(owner: type, function: types.FunctionType) -> bool:
     """Whether a method is not written but made from the class's source, in another way by each version of Python."""
     if issubclass(owner, Enum) and function.__module__ == "enum":
         return True
+    if issubclass(owner, tuple) and hasattr(owner, "_fields"):
+        return function.__code__.co_filename == "<string>" or function.__module__ in ("collections", "typing")
     made = function.__code__.co_filename == "<string>" or function.__module__ == "dataclasses"
     return made and hasattr(owner, "__dataclass_fields__")
 
@@ -200,31 +214,15 @@ def _methods(owner: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Names and functions of a class: methods of all kinds and those of properties."""
     for name, value in vars(owner).items():
         for one in (value.fget, value.fset) if isinstance(value, property) else (value,):
-            function = inspect.unwrap(getattr(one, "__func__", one)) if one is not None else None
-            if isinstance(function, types.FunctionType):
+            if isinstance(function := _function_of(one), types.FunctionType):
                 yield name, function
 
 
-def _definitions(thing: Any, functions: list[types.FunctionType]) -> list[_Node]:
-    """The definition of ``thing`` in its file; all of them, if there are several of its name.
-
-    Raises:
-        _NoSource: there is none, or one of ``functions`` is not what the file has.
-    """
-    try:
-        file = inspect.getsourcefile(thing) or ""
-    except TypeError:
-        file = functions[0].__code__.co_filename if functions else ""
-    linecache.checkcache(file)
-    source = _parsed(file, "".join(linecache.getlines(file)))
-    for function in functions:
-        code = function.__code__
-        if _print(code) not in source.codes.get(code.co_qualname, ()):
-            raise _NoSource
-    found = source.nodes.get(thing.__qualname__, [])
-    if not found:
-        raise _NoSource
-    return found
+def _function_of(value: Any) -> Any:
+    """The function in a method of any kind or behind decorators; any other value as it is."""
+    with contextlib.suppress(Exception):  # of a user's __getattr__, such as KeyError
+        return inspect.unwrap(getattr(value, "__func__", value))
+    return value
 
 
 def _scope(thing: Any, functions: list[types.FunctionType]) -> dict[str, Any]:
@@ -237,6 +235,38 @@ def _scope(thing: Any, functions: list[types.FunctionType]) -> dict[str, Any]:
             with contextlib.suppress(ValueError):  # not set yet
                 scope[name] = cell.cell_contents
     return scope
+
+
+def _imports(node: ast.AST, module: types.ModuleType) -> dict[str, Any]:
+    """Values of the names that a definition of ``module`` imports when it runs, as far as they are of its project."""
+    found = dict[str, Any]()
+    for one in ast.walk(node):
+        for alias in one.names if isinstance(one, ast.Import | ast.ImportFrom) else ():
+            # The code fails for itself where there is no such module.
+            with contextlib.suppress(Exception):
+                if isinstance(one, ast.ImportFrom):
+                    name = resolve_name("." * one.level + (one.module or ""), module.__package__)
+                    found[alias.asname or alias.name] = _member(_imported(name, module), alias.name)
+                else:
+                    whole = _imported(alias.name, module)
+                    first = alias.name.split(".")[0]
+                    found[alias.asname or first] = whole if alias.asname else sys.modules[first]
+    return found
+
+
+def _imported(name: str, module: types.ModuleType) -> types.ModuleType:
+    """Import a module of the package, or else of the folder, that ``module`` is in; ImportError for any other."""
+    first = name.split(".")[0]
+    if first != module.__name__.split(".")[0]:
+        spec = find_spec(first)
+        origin = None if spec is None or first in LIBRARIES else spec.origin
+        if origin is None or not Path(origin).is_relative_to(Path(module.__file__ or os.devnull).parent):
+            raise ImportError(f"{name} is of another project than {module.__name__}")
+    return import_module(name)
+
+
+def _member(module: types.ModuleType, name: str) -> Any:
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{module.__name__}.{name}")
 
 
 def _names(node: ast.AST) -> Iterator[list[str]]:
@@ -304,11 +334,13 @@ def _value_text(
     elif isinstance(value, types.MethodType):
         parts = [value.__func__, value.__self__]
     elif (state := object_state(value)) is not None:
-        parts = [type(value), state]
-    elif isinstance(value, dict):
+        parts = [type(value), state, *plain_contents(value)]
+    elif isinstance(value, dict | types.MappingProxyType):
         kind, parts = "list", sorted(value.items(), key=lambda item: inner(item[0]) or "")
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         parts = list(value)
+    elif isinstance(value, slice):
+        parts = [value.start, value.stop, value.step]
     else:
         return None
     texts = list(map(inner, parts))
@@ -316,66 +348,3 @@ def _value_text(
     if len(known) < len(texts):
         return None
     return f"{kind}{sorted(known) if isinstance(value, set | frozenset) else known}"
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A file of source."""
-
-    nodes: dict[str, list[_Node]] = field(default_factory=dict)
-    """Definitions by their qualified names."""
-    codes: dict[str, set[Any]] = field(default_factory=dict)
-    """Prints of the code that they are compiled to, likewise."""
-
-
-@lru_cache(maxsize=32)
-def _parsed(file: str, text: str) -> _Source:
-    found = _Source()
-    try:
-        tree = ast.parse(text)
-        codes = [compile(text, file, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return found
-    _collect(tree, "", found)
-    while codes:
-        code = codes.pop()
-        found.codes.setdefault(code.co_qualname, set()).add(_print(code))
-        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    return found
-
-
-def _collect(node: ast.AST, prefix: str, found: _Source) -> None:
-    for child in ast.iter_child_nodes(node):
-        below = prefix
-        if isinstance(child, _Node):
-            name = prefix + ("<lambda>" if isinstance(child, ast.Lambda) else child.name)
-            found.nodes.setdefault(name, []).append(child)
-            below = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
-        _collect(child, below, found)
-
-
-def _print(code: types.CodeType) -> tuple[Any, ...]:
-    """A code object as far as it decides results: without lines and names of files."""
-    constants = tuple(_print(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts)
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, constants
-
-
-def _constant(value: Any) -> str:
-    return f"frozenset {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
-
-
-def source_form(value: Any) -> Any:
-    """Return parsed source as JSON: the same for all layouts, comments, docstrings and versions of Python."""
-    if isinstance(value, list):
-        return [source_form(item) for item in value]
-    if not isinstance(value, ast.AST):
-        return repr(value)
-    fields = dict(ast.iter_fields(value))
-    if isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False):
-        fields["body"] = value.body[1:]
-    if isinstance(value, ast.JoinedStr):  # Python 3.12 ends some formats with an empty text
-        fields["values"] = [v for v in value.values if not (isinstance(v, ast.Constant) and v.value == "")]
-    kept = {
-        name: inner for name, inner in fields.items() if inner is not None and inner != [] and name != "kind"
-    }
-    return [type(value).__name__, *([name, source_form(inner)] for name, inner in kept.items())]
