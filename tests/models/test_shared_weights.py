@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -20,7 +21,8 @@ from support.forked import environment
 from support.weight_tools import TAKER, Contents, Source, contents_of, mapped_kilobytes, taken
 
 from hapi.errors import UsageError
-from hapi.models.shared.folder import WeightsFolder
+from hapi.models.shared import folder as folders
+from hapi.models.shared.folder import Division, WeightsFolder
 from hapi.models.shared.pack import ALIGNMENT, divided
 from hapi.models.shared.weights import SharedWeights, Silence, shared_weights
 
@@ -363,3 +365,31 @@ def test_a_process_that_ends_waits_for_no_lock(folder: Path, takers: Any) -> Non
         fcntl.flock(lock, fcntl.LOCK_EX)
         process.communicate(timeout=240)
     assert process.returncode == 0
+
+
+def test_packs_that_others_remove_just_now_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that gives a pack up does not wait for the folder's lock."""
+    held = taken(folder, Source(contents_of(3)))
+    (one,) = packs(folder)
+    monkeypatch.setattr(folders, "_names", lambda at: ["open-gone", one, "pack-gone"])
+    shared = WeightsFolder(folder, 1 << 20)
+    assert shared.usage() == ((folder / one).stat().st_size, 0)
+    assert shared.clear() == 0 and not shared.divide({"other": 8}).refused
+    shared.leave()
+    assert held and (folder / one).exists()
+
+
+class WithoutRoom(SharedWeights):
+    """Weights on a device that has no room for what others have loaded."""
+
+    def _opened(self, division: Division) -> Any:
+        raise OSError(errno.ENOMEM, "no room on the device")
+
+
+def test_packs_that_were_begun_are_given_up_when_others_cannot_be_opened(folder: Path) -> None:
+    held = taken(folder, Source(contents_of(3)))
+    before, open_files = packs(folder), len(list(Path("/proc/self/fd").iterdir()))
+    source = Source(contents_of(5))
+    found = dict(WithoutRoom(WeightsFolder(folder, None)).take(source.contents, source))
+    assert held and found.keys() == source.contents.keys() and len(source.asked) == 5
+    assert packs(folder) == before and len(list(Path("/proc/self/fd").iterdir())) == open_files

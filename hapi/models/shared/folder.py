@@ -228,7 +228,7 @@ class WeightsFolder:
             finally:
                 os.close(descriptor)
             if left:
-                os.unlink(name, dir_fd=folder)
+                _unlink(folder, name)
             elif name in self._known:
                 names.append(name)
         self._known = {name: self._known[name] for name in names}
@@ -337,7 +337,11 @@ def _shared(folder: int, name: str) -> mmap.mmap:
 
 def _unlock_own(folder: int) -> None:
     """Let go of the locks of the packs in ``folder`` that this process has open, which are those of its mappings."""
-    packs = {(found.st_dev, found.st_ino) for found in (os.stat(n, dir_fd=folder) for n in _names(folder))}
+    packs = set()
+    for name in _names(folder):
+        with contextlib.suppress(FileNotFoundError):  # abandoned just now
+            found = os.stat(name, dir_fd=folder)
+            packs.add((found.st_dev, found.st_ino))
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             found = os.fstat(int(path.name))
@@ -350,7 +354,11 @@ def _names(folder: int) -> list[str]:
 
 
 def _is_idle(folder: int, name: str) -> bool:
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    """Whether no process uses a pack; one that was abandoned just now is none."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return False
     try:
         return lock_at_once(descriptor)
     finally:
@@ -360,8 +368,13 @@ def _is_idle(folder: int, name: str) -> bool:
 def _remove_idle(folder: int, name: str) -> bool:
     idle = _is_idle(folder, name)
     if idle:
-        os.unlink(name, dir_fd=folder)
+        _unlink(folder, name)
     return idle
+
+
+def _unlink(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 def _size(folder: int, name: str) -> int:

@@ -33,7 +33,7 @@ _MOST_HEADER = 64 << 20
 
 
 class TensorRange(NamedTuple):
-    """TensorRange of a tensor in a pack."""
+    """Place of a tensor in a pack, in bytes."""
 
     start: int
     nbytes: int

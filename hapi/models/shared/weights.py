@@ -79,8 +79,7 @@ class PackedWeights(ABC, Generic[Memory]):
         own = [key for key in wanted if key not in left]
         while left:
             try:
-                division = self._folder.divide(left)
-                found = self._opened(division)
+                division, found = self._divided(left)
             except OSError as error:
                 self._tell(error.strerror or str(error))
                 own += left
@@ -101,6 +100,15 @@ class PackedWeights(ABC, Generic[Memory]):
                 break
         if own:
             yield from load(own)
+
+    def _divided(self, left: Mapping[str, int]) -> tuple[Division, dict[str, tuple[Memory, TensorRange]]]:
+        """Divide what is wanted, and take the memory of what is there; nothing is begun where that fails."""
+        division = self._folder.divide(left)
+        try:
+            return division, self._opened(division)
+        except BaseException:
+            _give_up(division.mine)
+            raise
 
     @abstractmethod
     def _opened(self, division: Division) -> dict[str, tuple[Memory, TensorRange]]:
@@ -149,9 +157,7 @@ class PackedWeights(ABC, Generic[Memory]):
             if pending:
                 raise KeyError(f"{len(pending)} packs of weights were not loaded whole")
         finally:
-            for pack in pending:
-                with contextlib.suppress(OSError):
-                    pack.abandon()
+            _give_up(pending)
 
     def _wait(self, busy: Collection[str]) -> bool:
         """Wait until another process has loaded one of the packs, or has left it; False if that is not waited for."""
@@ -178,6 +184,12 @@ class PackedWeights(ABC, Generic[Memory]):
                 reason,
                 VARIABLE,
             )
+
+
+def _give_up(packs: Iterable[OpenPack]) -> None:
+    for pack in packs:
+        with contextlib.suppress(OSError):
+            pack.abandon()
 
 
 class SharedWeights(PackedWeights[mmap.mmap]):
