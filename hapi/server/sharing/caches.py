@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hapi.arrays import Bytes, IntArray, LabelArray
+from hapi.cache.disk_rates import DiskRates
 from hapi.cache.feature_key import FeatureKey
 from hapi.cache.features import FeatureCache
 from hapi.cache.folder import CacheFolder
@@ -68,6 +69,8 @@ class FeatureCaches(Closing):
         self._made_with = made_with
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._rates: DiskRates | None = None
+        """Rates of the disk as the key has them that was used last."""
         self._line = WriterLine("hapi-keep", flush=self._flush)
 
     @contextmanager
@@ -85,9 +88,7 @@ class FeatureCaches(Closing):
     @property
     def room(self) -> CacheRoom:
         """Room of the folder, and the rates of its disk: of the key that was used last, or of a probe."""
-        with self._lock:
-            newest = next(reversed(self._open.values()), None)
-        rates = self.folder.probed_rates() if newest is None else newest.cache.probed_rates()
+        rates = self._rates or self.folder.probed_rates()  # without the lock, under which keys are opened
         read, write = (None if rate is None else max(1, round(min(rate, MOST_RATE))) for rate in rates)
         return CacheRoom(bytes=self.folder.budget, read=read, write=write)
 
@@ -183,6 +184,7 @@ class FeatureCaches(Closing):
         return max(0, free())
 
     def _leave(self, entry: _Open) -> None:
+        self._rates = entry.cache.probed_rates()
         with self._lock:
             entry.users -= 1
             unused = [digest for digest, other in self._open.items() if not other.users]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,16 @@ def test_memory_is_of_all_open_keys_together(tmp_path: Path) -> None:
             with caches.of(keys[3], COUNT, SINGLE):
                 assert taken(keys[1]) == 0, "those in use do not"
         assert taken(keys[2]) == each
+
+
+def test_the_room_is_told_while_a_key_is_opened(tmp_path: Path) -> None:
+    """On the event loop: the disk may hang meanwhile."""
+    caches = FeatureCaches(CacheFolder.open(tmp_path / "cache", 1 << 20))
+    with closing(caches), ThreadPoolExecutor(1) as threads:
+        with caches.of(KEY, COUNT, SINGLE):
+            pass
+        with caches._lock:
+            assert threads.submit(lambda: caches.room).result(10).bytes == 1 << 20
 
 
 def test_a_server_keeps_features_again_once_a_full_disk_has_room(
