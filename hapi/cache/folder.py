@@ -324,7 +324,8 @@ class CacheFolder:
         if not found:
             return []
         with self.locked():
-            return [version for version in found if self._remove(self.path / version.name)]
+            present = {folder.name for folder in self._versions()}  # others may have removed some since
+            return [one for one in found if one.name in present and self._remove(self.path / one.name)]
 
     def _versions(self) -> list[Path]:
         with os.scandir(self.path) as entries:

@@ -76,13 +76,14 @@ class JobContext:
     """The fixed split, or where a strategy begins."""
     training_ids: IntArray
     validation_ids: IntArray
+    """Ids of the validation samples."""
     order: EpochOrder
     """Order of the training samples, and this trainer's share of them."""
     ranks: Ranks
     """Processes of this trainer, which take parts of each of its batches."""
     client_model: ClientModel
     held_out: DatasetDescription
-    """Ids of the validation samples."""
+    """Dataset of the validation samples: the training's own unless another one is given."""
     transforms: tuple[TransformSpec | None, TransformSpec | None]
     """Transforms of the training samples, perhaps random, and of the validation samples, never random."""
     views: int | None

@@ -123,3 +123,17 @@ def test_what_cannot_be_removed_is_left_and_counts(tmp_path: Path) -> None:
         put(other, range(COUNT))
         assert 0 < len(found(other)) < COUNT and not other.trouble
         assert (version / "mine").is_dir() and whole(tmp_path) <= 6_000
+
+
+def test_versions_that_others_remove_meanwhile_are_not_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        with cache_at(tmp_path, replace(PHOTOS, name=name)) as cache:
+            cache.put(samples_of(range(3)))
+    folder = CacheFolder.open(tmp_path, 1 << 20)
+    listed = folder.versions()
+    monkeypatch.setattr(folder, "versions", lambda: listed)
+    shutil.rmtree(tmp_path / listed[0].name)
+    assert folder.clear() == listed[1:]
+    assert not list(tmp_path.glob("*@*"))

@@ -80,8 +80,8 @@ def _log_lines(reading: int) -> None:
 class Allowance:
     """Allowance of so many in each period."""
 
-    def __init__(self, max_bytes: int, seconds: float) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
         self._seconds = seconds
         self._since = -seconds
         self._taken = 0
@@ -92,7 +92,7 @@ class Allowance:
         """Return whether there is one more in the period of ``now`` (seconds)."""
         if now - self._since >= self._seconds:
             self._since, self._taken = now, 0
-        if self._taken >= self._max_bytes:
+        if self._taken >= self._limit:
             self.left_out += 1
             return False
         self._taken += 1

@@ -1,4 +1,4 @@
-"""True when a server's work goes on: gives up what hangs, and says when all of it does.
+"""Watch over a server's work: what hangs is given up, and it is said when all of it does.
 
 A request whose client is gone, or whose time is over, gets some patience for its thread to come back. Then it
 is given up (:mod:`hapi.waiting`): its slot is free, and a thread that is in a call into the store is lost
