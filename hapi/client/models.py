@@ -12,7 +12,6 @@ import torch
 
 from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
-from hapi.client.structures import StructureCache
 from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.stored_tensors import fetch_tensors
 from hapi.errors import BadRequestError, ConflictError, UsageError, WeightsAbsentError
@@ -21,6 +20,7 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec
 from hapi.models.zoo.names import is_file, with_seed
 from hapi.repository.entries import TensorEntry
+from hapi.repository.known.structures import StructureCache
 from hapi.repository.loading.load import Loaded
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.prefix import store_reference, zoo_reference

@@ -7,12 +7,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, NotFoundError
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.repository.known.documents import KnownDocuments
 from hapi.repository.known.side_by_side import side_by_side
+from hapi.repository.known.structures import StructureCache
 from hapi.repository.manifest import ModelManifest, structure_of_document
 from hapi.repository.packs.lost import pack_sizes, problem_of_packs
 from hapi.repository.packs.structure_key import plain_structure_key, structure_key
@@ -81,9 +83,21 @@ def open_model(store: ObjectStore, reference: str, digest: str | None = None) ->
 
 
 def read_manifest(
-    store: ObjectStore, name: str, version: int, known: KnownDocuments | None = None
+    store: ObjectStore,
+    name: str,
+    version: int,
+    known: KnownDocuments | None = None,
+    *,
+    fresh: bool = False,
 ) -> ModelManifest:
-    """Return the manifest of a version, whose document is not read again where it is ``known``.
+    """Return the manifest of a version.
+
+    Args:
+        store: that has it.
+        name: of the model.
+        version: its number.
+        known: documents that are not read again.
+        fresh: read the structure from the store, whatever this machine knows, as for who relies on its being there.
 
     Raises:
         NotFoundError: there is no such version.
@@ -93,7 +107,7 @@ def read_manifest(
     where = f"{store.url}/{key}"
     document = read_document(store, key) if known is None else known.read(key)
     try:
-        structure = structure_of_digest(store, structure_of_document(document))
+        structure = (read_structure if fresh else structure_of_digest)(store, structure_of_document(document))
         manifest = ModelManifest.from_json(document, structure)
     except BadRequestError as error:
         raise DataError(f"{where} is damaged or from another version of hapi: {error}") from error
@@ -103,7 +117,10 @@ def read_manifest(
 
 
 def structure_of_digest(store: ObjectStore, digest: str) -> ModelStructure:
-    """Return a structure of the store by its digest; :class:`DataError` if it is missing or damaged."""
+    """Return a structure of the store by its digest; :class:`DataError` if it is missing or damaged.
+
+    One that this process has, or this machine has read from a remote store, is not read again.
+    """
     with _lock:
         found = _structures.get(digest)
         if found is not None:
@@ -113,7 +130,9 @@ def structure_of_digest(store: ObjectStore, digest: str) -> ModelStructure:
         with _lock:
             found = _structures.get(digest)
         if found is None:
-            found = read_structure(store, digest)
+            cache = StructureCache.of(store)
+            read = partial(read_structure, store, digest)
+            found = read() if cache is None else cache.find(digest, read)
     with _lock:
         _structures[digest] = found
         while len(_structures) > _KEPT:
@@ -122,7 +141,7 @@ def structure_of_digest(store: ObjectStore, digest: str) -> ModelStructure:
 
 
 def read_structure(store: ObjectStore, digest: str) -> ModelStructure:
-    """Read a structure; see :func:`structure_of_digest`, which reads it once."""
+    """Read a structure from the store; see :func:`structure_of_digest`, which reads it once."""
     key = structure_key(check_digest(digest, "structure"))
     where = f"{store.url}/{key}"
     with suppress(NotFoundError):

@@ -25,7 +25,7 @@ from hapi.models.zoo.names import is_file
 from hapi.repository.entries import SourceTensor, TensorForm
 from hapi.repository.known.heads import keep_heads
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.opening import open_model
+from hapi.repository.opening import read_manifest
 from hapi.repository.packs.hashing import HashProgress, hashed_layers
 from hapi.repository.packs.index import PackIndex
 from hapi.repository.packs.journal import next_version, note_name, written_versions
@@ -37,7 +37,7 @@ from hapi.repository.packs.pushes import RunningPush, running, spare_condemned
 from hapi.repository.packs.writing import EarlyPacks, write_pack
 from hapi.repository.stored import StoredModel
 from hapi.repository.structure import LayerEntry, ModelStructure
-from hapi.repository.versions import list_versions
+from hapi.repository.versions import ModelAddress, list_versions, resolve
 from hapi.store.base import DOCUMENT_BYTES, ObjectStore, check_document
 from hapi.wire.references import check_name
 
@@ -304,10 +304,11 @@ def _append(
 
 
 def _newest(store: ObjectStore, name: str) -> ModelManifest | DataError | None:
-    """The newest version; the error of one that is damaged; None where there is none."""
+    """The newest version, as the store has it now; the error of one that is damaged; None where there is none."""
     hidden = () if list_versions(store, name) else written_versions(store, name)
     try:
-        return open_model(store, f"{name}@{hidden[-1]}" if hidden else name).manifest
+        version = hidden[-1] if hidden else resolve(store, ModelAddress(name, None))
+        return read_manifest(store, name, version, fresh=True)
     except NotFoundError:
         return None
     except DataError as error:  # a new version takes its place
@@ -341,10 +342,9 @@ def _planned(store: ObjectStore, draft: _Draft, push: RunningPush, repair: bool)
         condemned = push.needs(needed, (structure,))
         avoid, waits = condemned.ids.packs, condemned.has_structure(structure)
         gone |= {pack for pack in used if not store.exists(pack_key(pack))}
+        # A collection may have taken some between the look at their headers and the word of the need.
         if not needed & avoid and not waits and not used & gone:
-            return (
-                plan  # else a collection took some between the look at their headers and the word of the need
-            )
+            return plan
         if waits:
             if spare_condemned(store):
                 avoid = frozenset()

@@ -11,7 +11,7 @@ from hapi.errors import DataError, NotFoundError
 from hapi.models.graph.digest import ContentDigest, content_digest
 from hapi.repository.entries import TensorEntry
 from hapi.repository.manifest import ModelManifest
-from hapi.repository.opening import read_manifest, read_structure
+from hapi.repository.opening import read_manifest
 from hapi.repository.packs.index import read_heads
 from hapi.repository.packs.lost import REMEDY
 from hapi.repository.packs.place import pack_id
@@ -68,8 +68,7 @@ def verify_model(
     address = parse_reference(reference)
     version = resolve(store, address)
     try:
-        manifest = read_manifest(store, address.name, version)
-        read_structure(store, manifest.structure.digest)  # another model of this process may have brought it
+        manifest = read_manifest(store, address.name, version, fresh=True)
     except DataError as error:
         report.add(Damage(version_key(address.name, version), str(error)))
         return report

@@ -16,7 +16,7 @@ from hapi.repository.versions import document_checksum, document_of
 from hapi.store.base import ObjectStore
 
 _REMEDY = "push the model again"
-_IN_PROCESS = "memory://"
+IN_PROCESS = "memory://"
 """Stores of one process, whose marks mean nothing in another one."""
 
 
@@ -25,7 +25,7 @@ class KnownDocuments(KnownRecords):
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        super().__init__(None if store.url.startswith(_IN_PROCESS) else RecordLog.of(store, "versions"))
+        super().__init__(None if store.url.startswith(IN_PROCESS) else RecordLog.of(store, "versions"))
         self._lock = threading.Lock()
 
     def read(self, key: str) -> Mapping[str, Any]:

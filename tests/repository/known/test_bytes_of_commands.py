@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def fresh_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-home"))
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_structures", type(opening._structures)())
+
+
+def fresh_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", tempfile.mkdtemp(dir=tmp_path))
+    another_process(monkeypatch)
 
 
 @pytest.fixture
@@ -186,6 +191,24 @@ def test_show_reads_as_much_of_200_models_as_of_one(
     assert many[0] <= alone[0] + 50 and many_warm[0] <= alone_warm[0] + 50
     assert many[1] == alone[1] < 15 and many_warm[1] == alone_warm[1]
     assert many[0] < 10_000
+
+
+def test_a_related_model_is_opened_without_its_structure(
+    store: CountingRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        fine_tune(store, number)
+    structure = open_model(store, "tune0").manifest.structure
+    whole = store.get(structure.key)
+    store.delete(structure.key)
+    another_process(monkeypatch)
+    assert open_model(store, "tune1").manifest.structure == structure
+    # Those who rely on what the store has now see that it is gone.
+    assert "is missing" in str(verify_model(store, "tune1").damages[0])
+    store.put(structure.key, whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+    assert "is damaged" in str(verify_model(store, "tune1").damages[0])
+    assert fine_tune(store, 1).written == 0
+    assert store.get(structure.key) == whole and verify_model(store, "tune1").sound
 
 
 def test_relatives_are_read_once(

@@ -17,10 +17,10 @@ from support.threads import at_once
 
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import ModelSettings
-from hapi.client.structures import StructureCache
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import BadRequestError
 from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.known.structures import StructureCache
 from hapi.repository.opening import open_model
 from hapi.repository.push import push
 from hapi.repository.structure import ModelStructure
@@ -118,7 +118,7 @@ def test_another_process_finds_it(structure: ModelStructure, home: Path) -> None
     StructureCache().find(structure.digest, lambda: structure)
     assert [path.name for path in home.iterdir()] == [f"{structure.digest}.json"]
     code = (
-        "import sys; from hapi.client.structures import StructureCache\n"
+        "import sys; from hapi.repository.known.structures import StructureCache\n"
         "print(StructureCache().find(sys.argv[1], lambda: sys.exit('asked')).digest)"
     )
     command = [sys.executable, "-c", code, structure.digest]

@@ -1,7 +1,8 @@
-"""The structures of models that this machine has seen, in the user's cache: related models are described without them.
+"""The structures of models that this machine has seen, in the user's cache: related models are opened without them.
 
 DStore caches the layers' metadata on the client (section 3): nothing in it is ever overwritten, so that processes share
 it without synchronisation. A structure is named by the digest of its bytes: a damaged file is found, and is a miss.
+They come from a server or a remote store.
 
     $XDG_CACHE_HOME/hapi/structures/DIGEST.json
 """
@@ -12,11 +13,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from hapi.atomic import write_atomically
 from hapi.errors import BadRequestError, DataError
 from hapi.paths import user_cache_folder
+from hapi.repository.known.documents import IN_PROCESS
 from hapi.repository.structure import ModelStructure
+from hapi.store.base import ObjectStore
 from hapi.wire.references import check_digest
 
 MAX_BYTES = 64 << 20
@@ -32,6 +36,12 @@ class StructureCache:
         home = user_cache_folder()
         self._folder = home / "structures" if folder is None and home is not None else folder
         self._max_bytes = max_bytes
+
+    @classmethod
+    def of(cls, store: ObjectStore) -> Self | None:
+        """Return the user's, for the structures of ``store``; None where that is as fast: a folder, or this process."""
+        is_near = store.local_path("packs") is not None or store.url.startswith(IN_PROCESS)
+        return None if is_near else cls()
 
     def find(self, digest: str, describe: Callable[[], ModelStructure]) -> ModelStructure:
         """Return the structure of this digest, from the folder or, if it has none, from ``describe()``.
