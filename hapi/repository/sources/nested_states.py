@@ -67,6 +67,8 @@ def _is_state(value: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, Inert):
         return "an object of settings or figures"
+    if isinstance(value, torch.Tensor):
+        return "a single tensor"
     return "a table" if isinstance(value, dict) else f"of type {type(value).__name__}"
 
 

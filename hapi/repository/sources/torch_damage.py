@@ -26,7 +26,7 @@ _TAR = b"ustar"
 _NESTED, _NESTED_BYTES = (b"_rebuild_nested_tensor", b"torch.nested"), 4 << 20
 """Names in the pickle of a file with nested tensors, and bytes in which they are looked for: it stands first. torch
 fails in many ways at them, where it does not read memory that is not theirs."""
-_UNKNOWN = ("not allocated", "not implemented", "not supported", "sparse", "quantized")
+_UNKNOWN = ("not allocated", "not implemented", "not supported", "sparse", "compressed tensor", "quantized")
 """Words of errors about tensors that are whole, but of kinds that cannot be described."""
 
 

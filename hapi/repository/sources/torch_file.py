@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ def _offset(tensor: torch.Tensor) -> object:
 def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]]:
     """The state dict in ``file``, alone or among other states of a training, and lines that a user should see."""
     try:
-        with inert_objects(), warnings.catch_warnings():
+        with inert_objects(), warnings.catch_warnings(), _silent():
             warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
             loaded: Any = torch.load(file.path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -104,6 +106,17 @@ def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]
     others = left_out(loaded, state)
     note = f"{file.path} also has other values of these tensors, in {', '.join(others)}; save them alone to use them"
     return state, (note,) if others else ()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let torch print nothing of what it cannot describe; the error that follows is told. For one thread at a time."""
+    told = logging.getLogger("torch._subclasses.fake_tensor")
+    before, told.disabled = told.disabled, True
+    try:
+        yield
+    finally:
+        told.disabled = before
 
 
 def _storages(file: SourceFile) -> dict[int, int]:
@@ -165,7 +178,7 @@ def _located(file: SourceFile, name: str, tensor: torch.Tensor, storages: Mappin
     if tensor.dtype not in STORED_NAMES or tensor.layout != torch.strided or tensor.is_quantized:
         raise ModelError(f"{what} is {tensor.dtype}, {tensor.layout}, which a store does not hold")
     if tensor.is_conj() or tensor.is_neg():
-        raise ModelError(f"{what} is a lazily negated view; save its clone()")
+        raise ModelError(f"{what} is a conjugated or negated view; save its resolve_conj().resolve_neg()")
     start = _offset(tensor)
     if not isinstance(start, int) or start not in storages:
         raise ModelError(f"{what} has no bytes of its own in the file; save it from the CPU")

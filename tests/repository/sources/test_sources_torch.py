@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import tarfile
@@ -130,6 +131,8 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
     ("value", "words"),
     [
         ([torch.zeros(1)], "holds no state dict"),
+        (torch.zeros(1), "it is a single tensor; save"),
+        ({"a": torch.zeros(1, dtype=torch.complex64).conj()}, "is a conjugated or negated view; save its"),
         ({}, r"holds no state dict \(names to tensors\): it is empty"),
         ({"a": torch.zeros(1), "b": 3}, "'b' is of type int; save"),
         ({"a": torch.zeros(1), "b": {"c": [1]}}, "'b' is a table; save"),
@@ -150,6 +153,21 @@ def test_what_is_no_state_dict_of_plain_tensors_is_refused(tmp_path: Path, value
     with pytest.raises(ModelError, match=words) as caught:
         open_source(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_torch_prints_nothing_of_what_is_refused(tmp_path: Path) -> None:
+    told, lines = logging.getLogger("torch._subclasses.fake_tensor"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = lines.append  # type: ignore[method-assign]
+    told.addHandler(handler)
+    try:
+        path = saved(tmp_path / "m.pth", {"a": torch.eye(2).to_sparse_csr()})
+        with pytest.raises(ModelError, match=r"cannot be read as tensors|sparse_csr") as caught:
+            open_source(path)
+    finally:
+        told.removeHandler(handler)
+    assert not lines and not told.disabled and "\n" not in str(caught.value)
 
 
 def old_form(value: Any) -> bytes:
