@@ -19,7 +19,7 @@ from hapi.store.base import ReadPart, Then
 STEP_BYTES = 1 << 20
 """Bytes that are read and then checked: they are still in the processor's cache."""
 AHEAD_BYTES = 256 << 20
-"""Bytes that are read ahead of the caller, but for a larger tensor."""
+"""Bytes that are read behind the tensor that the caller waits for or has."""
 
 
 class RangeSource(Protocol):
@@ -76,8 +76,8 @@ class Readers:
         self._begins = list(accumulate((c.nbytes for c in plan.contents), initial=0))
         """Bytes of the contents before each one, in the order of need."""
         self._range_begins = [self._begins[found.first] for found in plan.ranges]
-        self._used = 0
-        """Bytes of contents that the caller is done with."""
+        self._wanted = 0
+        """Bytes of contents up to the one that the caller waits for or has, this one included."""
         self._failure: BaseException | None = None
         self._over = False
 
@@ -95,11 +95,11 @@ class Readers:
             if threads is not None:
                 running += [threads.submit(self._read_on) for _ in range(readers - 1)]
             for number in range(len(self._plan.contents)):
+                with self._changed:
+                    self._wanted = self._begins[number + 1]
+                    self._changed.notify_all()
                 self._await(number)
                 yield number
-                with self._changed:
-                    self._used = self._begins[number + 1]
-                    self._changed.notify_all()
         finally:
             with self._changed:
                 self._over = True
@@ -147,7 +147,7 @@ class Readers:
         """Whether the next range is not too far ahead of the caller."""
         if self._next >= len(self._plan.ranges):
             return False
-        return self._range_begins[self._next] - self._used <= AHEAD_BYTES
+        return self._range_begins[self._next] - self._wanted <= AHEAD_BYTES
 
     def _read_next(self, room: Room) -> None:
         """Read one range, unless others have taken it meanwhile."""

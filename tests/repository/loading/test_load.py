@@ -228,6 +228,24 @@ def test_readers_wait_for_a_slow_caller(
     assert source.nbytes == taken
 
 
+def test_what_follows_a_large_tensor_is_read_while_the_caller_has_it(
+    tmp_path: Path, pool: LoadingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "AHEAD_BYTES", MB)
+    store = open_store(str(tmp_path))
+    tensors, entries = write_large(store, 3, 4 * MB)
+    read = threading.Event()
+
+    def note(part: ReadPart) -> None:
+        if part.start >= entries[1].start:
+            read.set()
+
+    found = load(WatchedSource(store, note), entries, pool=pool)
+    first = next(found)
+    assert read.wait(240)
+    check_equal(iter([first, *found]), tensors)
+
+
 def test_loads_that_are_mixed_in_one_thread_and_run_in_several(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
     tensors, entries = write_large(store, 8, MB)
