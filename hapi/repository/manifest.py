@@ -149,13 +149,10 @@ class ModelManifest:
             raise BadRequestError("its checksum does not fit its content")
         if d["structure"] != structure.digest:
             raise BadRequestError(f"it has structure {d['structure']!r:.40}, not {structure.digest}")
-        layers, lists = (
-            len(structure.layers),
-            [d[name] for name in ("digests", "contents", "packs", "tensors")],
-        )
-        if not all(isinstance(value, list) for value in lists):
+        layers = len(structure.layers)
+        digests, contents, packs, tensors = (d[name] for name in ("digests", "contents", "packs", "tensors"))
+        if not all(isinstance(value, list) for value in (digests, contents, packs, tensors)):
             raise BadRequestError("digests, contents, packs or tensors are no list")
-        digests, contents, packs, tensors = lists
         if len(digests) != layers + 1 or len(contents) != layers + 1:
             raise BadRequestError(f"{len(digests)} digests and {len(contents)} contents for {layers} layers")
         if len(tensors) != len(structure.forms):

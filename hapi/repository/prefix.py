@@ -150,23 +150,6 @@ def structure_of(
     return common_skeleton(spec_of(reference), allow_imports)
 
 
-def materialise(
-    reference: ModelReference,
-    split: int,
-    store: ObjectStore,
-    allow_imports: Collection[str] = (),
-    max_bytes: int | None = None,
-) -> LayeredModel:
-    """Return the model of ``reference`` with the weights of layers 1..``split`` loaded, and no others.
-
-    Its tensors are its own. Arguments and errors are those of :func:`open_prefix`.
-    """
-    model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
-    for name, tensor in source.read(model.tensor_names(0, split)):
-        model.assign(name, tensor, model.digest_of(name))
-    return model
-
-
 def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> None:
     if not 0 <= split <= len(model):
         raise UnprocessableError(

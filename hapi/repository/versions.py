@@ -91,12 +91,13 @@ def model_names(store: ObjectStore) -> list[str]:
     return [name for name in store.list_names(MODELS) if NAME_PATTERN.fullmatch(name) and ".." not in name]
 
 
-def list_versions(store: ObjectStore, name: str) -> list[int]:
+def list_versions(store: ObjectStore, name: str, ahead: int = 1) -> list[int]:
     """Return the versions of ``name``, the oldest first; none for an unknown name.
 
-    Those that were written a moment ago are among them, also where the store's listing is behind.
+    Those that were written a moment ago are among them, also where the store's listing is behind: behind the last one
+    that is listed they are asked for, ``ahead`` numbers at a time.
     """
-    return _versions(store, name)
+    return _numbers(store, f"{model_prefix(name)}/versions", _VERSION, ahead)
 
 
 def list_tags(store: ObjectStore, name: str) -> dict[str, Tag]:
@@ -120,7 +121,7 @@ def resolve(store: ObjectStore, address: ModelAddress) -> int:
     number = int(wanted) if wanted is not None and wanted.isdigit() and len(wanted) <= _DIGITS else None
     if number is not None and store.exists(version_key(name, number)):
         return number
-    versions = _versions(store, name, _AHEAD if wanted is None else 1)
+    versions = list_versions(store, name, _AHEAD if wanted is None else 1)
     while versions and not store.exists(version_key(name, versions[-1])):
         versions.pop()  # removed, which the listing does not know
     if not versions:
@@ -358,10 +359,6 @@ def _read_tag(store: ObjectStore, name: str, tag: str, number: int) -> Tag:
 
 def _tag_remedy(store: ObjectStore, name: str, tag: str) -> str:
     return f"name a version with 'hapi tag {store.url}/{name}@VERSION {tag}'"
-
-
-def _versions(store: ObjectStore, name: str, ahead: int = 1) -> list[int]:
-    return _numbers(store, f"{model_prefix(name)}/versions", _VERSION, ahead)
 
 
 def _numbers(store: ObjectStore, folder: str, ending: str, ahead: int = 1) -> list[int]:

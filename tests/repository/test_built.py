@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.front_tools import loaded_front
 from support.threads import at_once
 
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.built import BuiltModels, BuiltPrefix
-from hapi.repository.prefix import materialise, zoo_reference
+from hapi.repository.prefix import zoo_reference
 from hapi.repository.push import push
 from hapi.store.base import ReadPart, Then, nothing
 from hapi.store.local import LocalStore
@@ -54,7 +55,7 @@ def test_keys_are_of_the_content() -> None:
 def test_a_front_of_the_zoo_is_its_own(tmp_path: Path) -> None:
     original = build(spec_of(0))
     reference = zoo_reference(spec_of(0), original, 4)
-    one, two = (materialise(reference, 4, LocalStore(str(tmp_path))) for _ in range(2))
+    one, two = (loaded_front(reference, 4, LocalStore(str(tmp_path))) for _ in range(2))
     name = original.tensor_names(0, 1)[0]
     with torch.no_grad():
         one.tensors.get(name).zero_()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.front_tools import loaded_front
 
 from hapi.errors import (
     ConflictError,
@@ -15,7 +16,7 @@ from hapi.errors import (
 )
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import open_model
-from hapi.repository.prefix import materialise, store_reference, zoo_reference
+from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
 from hapi.repository.stored import StoredModel
 from hapi.store.local import LocalStore
@@ -53,8 +54,8 @@ def test_buffers_outside_the_state_dict_come_out_right(
     assert torch.equal(again.tensors.get("table"), torch.arange(4.0))
     reference = store_reference(stored, again, 1)
     with pytest.raises(ModelError, match="not allowed"):
-        materialise(reference, 1, store)
-    assert materialise(reference, 1, store, ["hapi_test_buffers:Filled"]).resident_bytes() == 16
+        loaded_front(reference, 1, store)
+    assert loaded_front(reference, 1, store, ["hapi_test_buffers:Filled"]).resident_bytes() == 16
 
 
 FREQUENCIES = """
@@ -79,7 +80,7 @@ def test_a_tensor_that_is_a_plain_attribute_is_that_of_the_build(
     spec = ModelSpec(architecture="hapi_test_plain:Frequencies", input_shape=(4,), weights="random:7")
     model, store = build(spec, allow_import=True), LocalStore(str(tmp_path / "store"))
     x = torch.rand(2, 4)
-    front = materialise(zoo_reference(spec, model, 2), 2, store, ["hapi_test_plain"])
+    front = loaded_front(zoo_reference(spec, model, 2), 2, store, ["hapi_test_plain"])
     assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
     # A pushed model is made again from another seed: what is in no file does not come out as it was.
     stored = push(store, "net", model, spec).model
@@ -120,7 +121,7 @@ def test_a_tensor_of_what_cannot_be_traced_is_that_of_the_build(
     for name in ("filled", "other", "random"):
         spec = ModelSpec(architecture=f"hapi_test_{name}:net", input_shape=(4,), weights="random:7")
         built[name] = model = build(spec, allow_import=True)
-        front = materialise(zoo_reference(spec, model, 2), 2, store, [f"hapi_test_{name}"])
+        front = loaded_front(zoo_reference(spec, model, 2), 2, store, [f"hapi_test_{name}"])
         assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
         push(store, name, model, spec)
     assert built["filled"].prefix_digest(1) == built["other"].prefix_digest(1)
@@ -194,6 +195,6 @@ def test_blocks_of_an_untraceable_model_are_kept(tmp_path: Path, monkeypatch: py
     model = build(spec, allow_import=True)
     stored = push(store, "net", model, spec).model
     client = stored.layered(allow_import=True)
-    front = materialise(store_reference(stored, client, 1), 1, store, ["hapi_test_blocks"])
+    front = loaded_front(store_reference(stored, client, 1), 1, store, ["hapi_test_blocks"])
     x = torch.rand(2, 4)
     assert torch.equal(front.segment(0, 1, frozen=True)(x), model.module.a(x))

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.front_tools import loaded_front
 from support.stores import CountingStore, DyingStore, Killed, is_weights
 from torch import nn
 
@@ -34,7 +35,7 @@ from hapi.repository.loading.load import Loaded, plan_of, verified
 from hapi.repository.loading.plan import ReadTraits
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.opening import list_models, open_model
-from hapi.repository.prefix import materialise, store_reference, zoo_reference
+from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
 from hapi.repository.pushed import PushedModel
 from hapi.repository.stored import StoredModel
@@ -107,7 +108,7 @@ def test_server_and_trainer_read_their_layers_and_no_others(store: CountingStore
     client = stored.layered()
     reference = store_reference(stored, client, split)
     assert reference.digest == original.prefix_digest(split)
-    front = materialise(ModelReference.from_json(reference.to_json()), split, store)
+    front = loaded_front(ModelReference.from_json(reference.to_json()), split, store)
     wanted = [stored.manifest.tensors[n] for n in original.tensor_names(0, split)]
     contents = first_of_each_content(wanted)
     assert store.bytes_read == sum(e.nbytes for e in contents)
@@ -184,7 +185,7 @@ def test_another_input_shape_than_pushed(store: CountingStore) -> None:
     stored = open_model(store, "net")
     client = stored.layered(input_shape=(3, 64, 64))
     reference = store_reference(stored, client, 11)
-    front = materialise(reference, 11, store)
+    front = loaded_front(reference, 11, store)
     assert front.output_shapes()[11] == (512, 2, 2)
     assert reference.digest != store_reference(stored, stored.layered(), 11).digest
 
@@ -443,7 +444,7 @@ def test_zoo_references(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     model = net()
     reference = ModelReference.from_json(zoo_reference(SPEC, model, 11).to_json())
-    front = materialise(reference, 11, store)
+    front = loaded_front(reference, 11, store)
     assert front.resident_bytes() == prefix_bytes(front, 11) == prefix_bytes(model, 11)
     assert front.tensors.get("fc.weight").is_meta and front.tensors.get("layer4.1.bn1.running_mean").is_meta
     x = torch.rand(2, 3, 32, 32)
@@ -452,17 +453,17 @@ def test_zoo_references(tmp_path: Path) -> None:
     with pytest.raises(
         ConflictError, match=rf"digest [0-9a-f]{{32}} here, but the request expects {reference.digest}"
     ):
-        materialise(other, 11, store)
+        loaded_front(other, 11, store)
     with pytest.raises(ConflictError):
-        materialise(reference, 10, store)
+        loaded_front(reference, 10, store)
     with pytest.raises(UnprocessableError, match="resnet18 has layers 1 to 14"):
-        materialise(reference, 15, store)
+        loaded_front(reference, 15, store)
     with pytest.raises(ModelError, match="a file cannot be named in a request"):
-        materialise(ModelReference(**{**reference.__dict__, "weights": "x.pth"}), 11, store)
+        loaded_front(ModelReference(**{**reference.__dict__, "weights": "x.pth"}), 11, store)
     with pytest.raises(ModelError, match="--allow-model"):
-        materialise(ModelReference(**{**reference.__dict__, "name": "os:getcwd"}), 11, store)
+        loaded_front(ModelReference(**{**reference.__dict__, "name": "os:getcwd"}), 11, store)
     with pytest.raises(NotFoundError, match=r"has no model 'none'"):
-        materialise(ModelReference(**{**reference.__dict__, "source": "store", "name": "none"}), 1, store)
+        loaded_front(ModelReference(**{**reference.__dict__, "source": "store", "name": "none"}), 1, store)
     with pytest.raises(ModelError, match="push the model into the store"):
         zoo_reference(ModelSpec(**{**SPEC.__dict__, "weights": "/tmp/x.pth"}), model, 11)
 
@@ -470,7 +471,7 @@ def test_zoo_references(tmp_path: Path) -> None:
 def test_two_fronts_of_one_model_are_apart(store: CountingStore) -> None:
     stored = open_model(store, "net")
     reference = store_reference(stored, stored.layered(), 4)
-    one, two = materialise(reference, 4, store), materialise(reference, 4, store)
+    one, two = loaded_front(reference, 4, store), loaded_front(reference, 4, store)
     with torch.no_grad():
         one.tensors.get("conv1.weight").zero_()
     assert not torch.equal(one.tensors.get("conv1.weight"), two.tensors.get("conv1.weight"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.front_tools import contents, tuned
+from support.front_tools import contents, loaded_front, tuned
 from support.stores import CountingStore, is_weights
 from support.threads import at_once
 
@@ -21,7 +21,7 @@ from hapi.errors import ConflictError, HostMemoryError, StoreError, Unprocessabl
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.opening import open_model
-from hapi.repository.prefix import materialise, store_reference, zoo_reference
+from hapi.repository.prefix import store_reference, zoo_reference
 from hapi.repository.push import push
 from hapi.server.device import prefix_loader
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
@@ -109,7 +109,7 @@ def bench(folder: Path) -> Bench:
 
 def check_outputs(front: FrozenPrefix, reference: ModelReference, split: int, store: Any) -> None:
     """Equal to the bit to what an unshared load computes, as a whole and layer by layer."""
-    check_equal(front, materialise(reference, split, store, ["hapi_test_fronts"]), split)
+    check_equal(front, loaded_front(reference, split, store, ["hapi_test_fronts"]), split)
 
 
 def check_equal(front: FrozenPrefix, alone: LayeredModel, split: int) -> None:

@@ -10,7 +10,10 @@ from torch import nn
 
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
+from hapi.repository.prefix import open_prefix
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
+from hapi.store.base import ObjectStore
+from hapi.wire.references import ModelReference
 
 Sizes = dict[str, int]
 
@@ -53,3 +56,17 @@ def tuned(model: LayeredModel, after: int) -> LayeredModel:
             if name not in kept and tensor.is_floating_point():
                 tensor.add_(torch.rand(tensor.shape, generator=generator))
     return twin
+
+
+def loaded_front(
+    reference: ModelReference,
+    split: int,
+    store: ObjectStore,
+    allow_imports: Collection[str] = (),
+    max_bytes: int | None = None,
+) -> LayeredModel:
+    """The model of ``reference`` with the weights of layers 1..``split``, in tensors of its own, and no others."""
+    model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
+    for name, tensor in source.read(model.tensor_names(0, split)):
+        model.assign(name, tensor, model.digest_of(name))
+    return model

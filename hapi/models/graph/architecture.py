@@ -64,7 +64,7 @@ class ArchitectureGraph:
             tensors: digests of each leaf layer's tensors, in the order of its configuration.
         """
         configs = _hashes(_CONTENT, map(str.encode, self.configs))
-        held = _hashes(_CONTENT, (json.dumps(list(digests)).encode() for digests in tensors))
+        held = _hashes(_CONTENT, map(_listed, tensors))
         own = [configs[node[0]] + digest for node, digest in zip(self.nodes, held, strict=True)]
         return self._identities(_CONTENT, own)
 
@@ -117,6 +117,11 @@ def _hashes(kind: bytes, texts: Iterable[bytes]) -> list[bytes]:
         state.update(text)
         found.append(state.digest())
     return found
+
+
+def _listed(digests: Sequence[str]) -> bytes:
+    """JSON of a list of digests; the writer of JSON takes eight times as long to find that none needs an escape."""
+    return ('["' + '", "'.join(digests) + '"]').encode() if digests else b"[]"
 
 
 def _fresh(kind: bytes) -> hashlib.blake2b:

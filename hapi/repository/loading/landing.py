@@ -158,19 +158,21 @@ class DeviceLanding:
                 start += part.nbytes
                 copies += self._copies_of(part, source)
             if self._is_cuda:
-                with torch.cuda.stream(self._copies):
-                    for target, source in copies:
-                        # Bytes cross as they are: the device converts faster than the host.
-                        moved = (
-                            source.to(self._device, non_blocking=True)
-                            if source.dtype != target.dtype
-                            else source
-                        )
-                        target.copy_(moved, non_blocking=True)
-                buffer.copied = self._copies.record_event()
+                buffer.copied = self._begin_copies(copies)
                 self._copied.update({part.content: buffer.copied for part in slices})
-        for target, source in [] if self._is_cuda else copies:  # other readers copy meanwhile
+                return
+        for target, source in copies:  # other readers copy meanwhile
             target.copy_(source)
+
+    def _begin_copies(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
+        """Begin copies (target, source) to a GPU; return the event after the last one."""
+        with torch.cuda.stream(self._copies):
+            for target, source in copies:
+                # Bytes cross as they are: the device converts faster than the host.
+                moved = source.to(self._device, non_blocking=True) if source.dtype != target.dtype else source
+                target.copy_(moved, non_blocking=True)
+            done: torch.cuda.Event = self._copies.record_event()
+        return done
 
     def _copies_of(
         self, part: ContentSlice, source: torch.Tensor

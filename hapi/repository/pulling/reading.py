@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from hapi.errors import NotFoundError, StoreError, StoreUnavailableError
 from hapi.models.tensors import tensor_bytes
@@ -40,15 +41,11 @@ def read_in_order(stored: StoredModel, tensors: Sequence[FileTensor]) -> Iterato
     buffers = [memoryview(bytearray(nbytes)) for _ in range(2)]
     checksum = TensorChecksum()
     with ThreadPoolExecutor(1, thread_name_prefix="hapi-pull") as reader:
-        coming: Future[list[memoryview]] | None = None
-        for number, window in enumerate(windows):
-            if coming is None:
-                coming = reader.submit(_read, stored, window, buffers[0])
-            found = coming.result()
-            following = windows[number + 1 : number + 2]
-            coming = (
-                reader.submit(_read, stored, following[0], buffers[(number + 1) % 2]) if following else None
-            )
+        reads = (reader.submit(_read, stored, w, buffers[n % 2]) for n, w in enumerate(windows))
+        coming = list(islice(reads, 1))
+        for window in windows:
+            found = coming.pop().result()
+            coming += islice(reads, 1)
             for stretch, data in zip(window, found, strict=True):
                 entry = stretch.tensor.entry
                 if entry is not None:
