@@ -139,6 +139,17 @@ def test_libraries_have_versions_instead(thing: Any) -> None:
     assert user_code(thing) == ""
 
 
+def test_a_layer_of_torch_whose_forward_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [user_code(nn.ReLU)]
+    for source in (SOURCE, changed("torch.tanh(x * by)", "torch.tanh(x) * by")):
+        source += "\ndef forward(self, x):\n    return squash(x)\n"
+        monkeypatch.setattr(nn.ReLU, "forward", imported(tmp_path, source).forward)
+        found.append(user_code(nn.ReLU))
+        model = layered(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), (6,))
+        found.append(model.prefix_digest(2))
+    assert None not in found and len(set(found)) == 5
+
+
 def test_changes_of_a_running_program_count(tmp_path: Path) -> None:
     module = imported(tmp_path)
     found = {user_code(module.Gate)}

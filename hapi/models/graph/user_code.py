@@ -87,8 +87,10 @@ def _digest_of(todo: list[Any]) -> str | None:
                 continue
             if is_users(one):
                 texts[id(one)] = f"{one.__module__}.{one.__qualname__}", _text(one, todo)
-            elif isinstance(one, type):  # torch makes subclasses of users' classes
-                todo += filter(is_users, one.__mro__)
+            elif isinstance(
+                one, type
+            ):  # torch makes subclasses of users' classes, and users replace torch's forward
+                todo += filter(is_users, (*one.__mro__, getattr(one, "forward", None)))
     except NoSource:
         return None
     if not texts:
