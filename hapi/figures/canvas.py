@@ -139,9 +139,9 @@ def inline_svg(figure: Figure, prefix: str, title: str) -> str:
     return f'{opening} role="img" aria-label="{escaped(title)}"><title>{escaped(title)}</title>{body}'
 
 
-def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAMES) -> None:
+def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     """Label positions 0, 1, ... with number and name; with many, only as many as can be read."""
-    step = max(1, -(-len(names) // step_at))
+    step = max(1, -(-len(names) // _SPLITS_WITH_NAMES))
     positions = range(0, len(names), step)
     axes.set_xticks(
         list(positions), [f"{_short(names[i])} {i}".strip() for i in positions], rotation=90, fontsize=7.5

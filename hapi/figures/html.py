@@ -26,9 +26,9 @@ _WIDE = 60
 """Layers from which a figure gets more room than a page, and is scrolled."""
 
 
-def write_html(run: Run, path: str, flag: str = "--html") -> None:
+def write_html(run: Run, path: str) -> None:
     """Write the page of ``run``, whole or not at all; :class:`UsageError` when that fails."""
-    write_whole(path, page(run), flag)
+    write_whole(path, page(run), "--html")
 
 
 def page(run: Run) -> str:

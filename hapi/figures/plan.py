@@ -33,7 +33,6 @@ def plan_figure(
     profile: Profile,
     job: Job,
     path: str,
-    flag: str = "--figure",
     *,
     courses: Sequence[Course] = (),
     kept: str = "",
@@ -45,14 +44,13 @@ def plan_figure(
         profile: its measurements.
         job: the training that it was made for.
         path: file whose suffix chooses PNG, SVG or PDF.
-        flag: name of the setting, for messages.
         courses: costs of jobs by their epochs and by what they keep; none for a figure without them.
         kept: mode that was chosen among these.
 
     Raises:
         UsageError: the suffix is unknown, or the file cannot be written.
     """
-    check_suffix(path, flag)
+    check_suffix(path, "--figure")
     priced = any(any(course.money) for course in courses)
     more = [2.6] * (2 if priced else 1) if courses else []
     with canvas(_width(profile), 10.5 + sum(more)) as figure:
@@ -66,7 +64,7 @@ def plan_figure(
             f"training batch {job.bs}",
             fontsize=11.5,
         )
-        save(figure, path, flag)
+        save(figure, path, "--figure")
 
 
 def layers_svg(profile: Profile, split: int) -> str:

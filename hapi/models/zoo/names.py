@@ -110,14 +110,13 @@ def check_model(model: str) -> None:
         raise ModelChoiceError(f"unknown architecture {name[:80]!r}; {suggestion(name, [*known, *ALIASES])}")
 
 
-def check_weights(model: str, weights: str, flag: str = "--weights") -> None:
+def check_weights(model: str, weights: str) -> None:
     """Check the name of weights as far as that is possible without importing torch.
 
     Args:
         model: the architecture.
         weights: ``auto``, ``random``, ``random:SEED``, a name of the library's weights, or the path of a checkpoint or
             of a folder with one.
-        flag: name of the setting, for the message.
 
     Raises:
         UsageError: there is no such file, or the architecture has no weights of this name.
@@ -126,12 +125,12 @@ def check_weights(model: str, weights: str, flag: str = "--weights") -> None:
     if weights in _WORDS or random_seed(weights) is not None:
         return
     if is_checkpoint(weights):
-        _check_weights_file(weights, flag)
+        _check_weights_file(weights)
         return
     known = weights_names(ALIASES.get(model, model))
     if known and weights not in known:
         raise UsageError(
-            f"{flag} {weights[:80]}: {model} has no such weights; it has DEFAULT, {', '.join(known)} "
+            f"--weights {weights[:80]}: {model} has no such weights; it has DEFAULT, {', '.join(known)} "
             "(or random, random:SEED, or a file or folder)"
         )
 
@@ -181,14 +180,16 @@ def _check_timm(name: str) -> None:
         raise ModelChoiceError(f"timm has no model {short[:80]!r}; {suggestion(short, known)}")
 
 
-def _check_weights_file(weights: str, flag: str) -> None:
-    file = user_path(weights, flag)
+def _check_weights_file(weights: str) -> None:
+    file = user_path(weights, "--weights")
     try:
         if file.is_dir():
             checkpoint_in(file)
             return
         found, exists = file.is_file(), file.exists()
     except OSError as error:  # in a folder that must not be read, or a name that is too long
-        raise UsageError(f"{flag} {weights}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"--weights {weights}: cannot be read: {error.strerror}") from None
     if not found:
-        raise UsageError(f"{flag} {weights}: {'is not a plain file' if exists else 'there is no such file'}")
+        raise UsageError(
+            f"--weights {weights}: {'is not a plain file' if exists else 'there is no such file'}"
+        )

@@ -68,9 +68,7 @@ def _quoting(error: BaseException) -> str:
 class Repeats:
     """Counts lines by kind. Not thread-safe."""
 
-    def __init__(self, limit: int = MAX_LINES, seconds: float = WINDOW_SECONDS) -> None:
-        self._limit = limit
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._windows: dict[Kind, tuple[float, int]] = {}
         """Windows by kind, in the order of their ends: end, and lines in it."""
 
@@ -78,9 +76,9 @@ class Repeats:
         """Count a line; whether it is to be written. Ask :meth:`over` first."""
         if kind not in self._windows and len(self._windows) >= MAX_KINDS:
             kind = _OTHERS
-        ends, count = self._windows.get(kind, (now + self._seconds, 0))
+        ends, count = self._windows.get(kind, (now + WINDOW_SECONDS, 0))
         self._windows[kind] = ends, count + 1
-        return count < self._limit
+        return count < MAX_LINES
 
     def over(self, now: float) -> Iterator[tuple[Kind, int]]:
         """Forget windows that have ended: their kinds, and how many lines were left out where some were."""
@@ -89,8 +87,8 @@ class Repeats:
             if ends > now:
                 return
             del self._windows[kind]
-            if count > self._limit:
-                yield kind, count - self._limit
+            if count > MAX_LINES:
+                yield kind, count - MAX_LINES
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):

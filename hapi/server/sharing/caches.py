@@ -50,7 +50,6 @@ class FeatureCaches(Closing):
         self,
         folder: CacheFolder,
         memory_bytes: int = 0,
-        most_open: int = OPEN_KEYS,
         codec: CacheCodec = "auto",
         made_with: str = "",
     ) -> None:
@@ -59,13 +58,12 @@ class FeatureCaches(Closing):
         Args:
             folder: the cache's folder.
             memory_bytes: most bytes of memory of all open keys together.
-            most_open: keys that stay open unused.
             codec: encoding of what is kept.
             made_with: as in :class:`FeatureCache`.
         """
         self.folder = folder
         self._memory_bytes = memory_bytes
-        self._most_open, self._codec = most_open, codec
+        self._codec = codec
         self._made_with = made_with
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
@@ -188,8 +186,6 @@ class FeatureCaches(Closing):
         with self._lock:
             entry.users -= 1
             unused = [digest for digest, other in self._open.items() if not other.users]
-            closed = [
-                self._open.pop(digest) for digest in unused[: max(0, len(self._open) - self._most_open)]
-            ]
+            closed = [self._open.pop(digest) for digest in unused[: max(0, len(self._open) - OPEN_KEYS)]]
         for old in closed:
             old.cache.close()

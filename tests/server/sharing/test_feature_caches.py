@@ -172,11 +172,13 @@ def test_what_is_drawn_anew_is_not_kept(folder: Path, known: Known, tmp_path: Pa
     assert not segments(tmp_path / "cache")
 
 
-def test_keys_are_closed_the_longest_unused_first(folder: Path, known: Known, tmp_path: Path) -> None:
+def test_keys_are_closed_the_longest_unused_first(
+    folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sharing_service(folder, share_memory=0, cache_dir=str(tmp_path / "cache")) as service:
         caches = service.sharing.caches
         assert isinstance(caches, FeatureCaches)
-        caches._most_open = 1
+        monkeypatch.setattr("hapi.server.sharing.caches.OPEN_KEYS", 1)
         layers = [known.extract()["split_name"]]
         for split in (3, 4, 3):
             extracted(service, known, IDS[:16], split=split)
