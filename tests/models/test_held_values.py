@@ -23,7 +23,7 @@ import os
 import random
 import threading
 import types
-from collections import deque
+from collections import deque, namedtuple
 from enum import Enum
 from typing import NamedTuple
 import numpy as np
@@ -113,6 +113,9 @@ NAMED = {
     "a number of numpy": ("BY = np.float32({})", "x * float(BY)", ("2.0", "3.0")),
     "an array of numpy": ("BY = np.array([{}])", "x * float(BY[0])", ("2.0", "3.0")),
     "a tuple with names": ("BY = Settings({})", "x * BY.by", ("2.0", "3.0")),
+    "a tuple with names by a function": (
+        "Pair = namedtuple('Pair', 'one two', defaults=[{}])\nBY = Pair(1.0)", "x * BY.two", ("2.0", "3.0"),
+    ),
     "a user's kind of dictionary": ("BY = Table(by={})", "x * BY.by", ("2.0", "3.0")),
     "a user's kind of list": ("BY = Steps([{}])", "x * BY[0]", ("2.0", "3.0")),
     "a class's own table": ("class Holder:\n    table = Table(by={})", "x * Holder.table.by", ("2.0", "3.0")),

@@ -174,7 +174,8 @@ def _text(thing: Any, todo: list[Any]) -> str:
             text = None if name.startswith("__") else _value_text(value, todo)
             if text is not None:
                 values[f".{name}"] = text
-    found, scope = definitions(thing, functions), _scope(thing, functions)
+    found = [] if _is_named_tuple(thing) else definitions(thing, functions)
+    scope = _scope(thing, functions)
     if any(map(_computes_defaults, found)):
         defaults = [[one.__qualname__, one.__defaults__, one.__kwdefaults__] for one in functions]
         values[".defaults"] = _value_text(defaults, todo) or ""
@@ -210,6 +211,13 @@ def _is_made(owner: type, function: types.FunctionType) -> bool:
         return function.__code__.co_filename == "<string>" or function.__module__ in ("collections", "typing")
     made = function.__code__.co_filename == "<string>" or function.__module__ == "dataclasses"
     return made and hasattr(owner, "__dataclass_fields__")
+
+
+def _is_named_tuple(thing: Any) -> bool:
+    """Whether ``collections.namedtuple`` has made a class, which has no source: its fields and defaults tell all."""
+    is_one = isinstance(thing, type) and thing.__bases__ == (tuple,) and hasattr(thing, "_fields")
+    written = "__orig_bases__" in vars(thing) or not is_one
+    return not written and all(_is_made(thing, function) for _, function in _methods(thing))
 
 
 def _methods(owner: type) -> Iterator[tuple[str, types.FunctionType]]:
