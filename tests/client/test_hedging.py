@@ -124,6 +124,26 @@ def test_a_second_request_that_fails_is_no_ones_loss(pool: ServerPool) -> None:
     until(lambda: sorted(s.failures for s in pool._servers) == [0, 1])
 
 
+def test_a_second_request_for_which_there_is_no_thread(
+    pool: ServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, threading.Event()
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "hapi-second":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    hung = Hung(lambda *_: lambda: "second")
+    threading.Thread(target=lambda: refused.wait(LONG) and hung.ends.set()).start()
+    assert pool.run(hung, measured=hung.measured) == "first"
+    assert [server.in_flight for server in pool._servers] == [0, 0]
+    watching = pool._hedging._thread
+    assert watching is not None and watching.is_alive(), "others may still get one"
+
+
 def test_the_first_server_s_failure_is_tried_elsewhere(pool: ServerPool) -> None:
     begun, tried = threading.Event(), list[str]()
 

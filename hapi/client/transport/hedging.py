@@ -239,7 +239,11 @@ class Hedging:
         if found is None:
             return usual / 4
         request.hedged = True
-        threading.Thread(target=self._send, args=(request, *found), name="hapi-second", daemon=True).start()
+        second = threading.Thread(target=self._send, args=(request, *found), name="hapi-second", daemon=True)
+        try:
+            second.start()
+        except RuntimeError:  # the system has no thread left: the first server's answer is waited for
+            self._servers.rescued(*found, None, answered=False)
         return LONGEST_PAUSE
 
     def _send(self, request: InFlight, server: Server, asked: Asked) -> None:
