@@ -111,12 +111,12 @@ def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]
 @contextmanager
 def _silent() -> Iterator[None]:
     """Let torch print nothing of what it cannot describe; the error that follows is told. For one thread at a time."""
-    told = logging.getLogger("torch._subclasses.fake_tensor")
-    before, told.disabled = told.disabled, True
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        told.disabled = before
+        logger.disabled = before
 
 
 def _storages(file: SourceFile) -> dict[int, int]:

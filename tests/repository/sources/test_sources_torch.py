@@ -157,17 +157,17 @@ def test_what_is_no_state_dict_of_plain_tensors_is_refused(tmp_path: Path, value
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_torch_prints_nothing_of_what_is_refused(tmp_path: Path) -> None:
-    told, lines = logging.getLogger("torch._subclasses.fake_tensor"), list[logging.LogRecord]()
+    logger, lines = logging.getLogger("torch._subclasses.fake_tensor"), list[logging.LogRecord]()
     handler = logging.Handler()
     handler.emit = lines.append  # type: ignore[method-assign]
-    told.addHandler(handler)
+    logger.addHandler(handler)
     try:
         path = saved(tmp_path / "m.pth", {"a": torch.eye(2).to_sparse_csr()})
         with pytest.raises(ModelError, match=r"cannot be read as tensors|sparse_csr") as caught:
             open_source(path)
     finally:
-        told.removeHandler(handler)
-    assert not lines and not told.disabled and "\n" not in str(caught.value)
+        logger.removeHandler(handler)
+    assert not lines and not logger.disabled and "\n" not in str(caught.value)
 
 
 def old_form(value: Any) -> bytes:
