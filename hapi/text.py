@@ -36,6 +36,12 @@ def printable(text: object, limit: int = NAME_CHARACTERS) -> str:
     return shown
 
 
+def counted(number: int, noun: str, shown: str = "") -> str:
+    """Return a number, as it is to be ``shown`` or in digits, with its noun: ``1 class``, ``2.5k classes``."""
+    plural = "" if number == 1 else "es" if noun.endswith(("s", "tch", "sh", "x")) else "s"
+    return f"{shown or number} {noun}{plural}"
+
+
 def class_name(text: str) -> str:
     """Return the name of a class that cannot steer a terminal, however it is printed: as :func:`printable`.
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import DataError, HapiError, from_problem
-from hapi.text import CLASS_CHARACTERS, MESSAGE_CHARACTERS, class_name, printable
+from hapi.text import CLASS_CHARACTERS, MESSAGE_CHARACTERS, class_name, counted, printable
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,12 @@ from hapi.text import CLASS_CHARACTERS, MESSAGE_CHARACTERS, class_name, printabl
 )
 def test_what_steers_a_terminal_is_shown(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_a_noun_has_the_number_of_its_count() -> None:
+    assert [counted(n, "class") for n in (0, 1, 2)] == ["0 classes", "1 class", "2 classes"]
+    assert [counted(n, "batch", f"{n}.0k") for n in (1, 5)] == ["1.0k batch", "5.0k batches"]
+    assert [counted(3, noun) for noun in ("more such row", "epoch")] == ["3 more such rows", "3 epochs"]
 
 
 @given(st.text(alphabet=st.characters()))

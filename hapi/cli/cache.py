@@ -12,6 +12,7 @@ from hapi.cli.shared.common import EXIT_CODES, EXIT_FAILED, EXIT_OK
 from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.models.shared.place import weights_folder
 from hapi.paths import user_path
+from hapi.text import counted
 from hapi.units import format_bytes, format_duration
 
 ACTIONS = {
@@ -122,8 +123,7 @@ def _clear(folder: CacheFolder, names: list[str]) -> None:
         if name not in known:
             raise NotFoundError(f"{folder.path}: has no {name}; 'hapi cache ls' lists what it has")
     removed = folder.clear(names or None)
-    what = "version" if len(removed) == 1 else "versions"
-    print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
+    print(f"removed {counted(len(removed), 'version')}, {format_bytes(sum(v.bytes for v in removed))}")
 
 
 def _verify(folder: CacheFolder) -> int:
@@ -135,5 +135,5 @@ def _verify(folder: CacheFolder) -> int:
         print(f"{version.name}  {found.records:,} read  {state}")
     if not damaged:
         return EXIT_OK
-    print(f"removed {damaged:,} damaged records; their samples are fetched or computed and kept again")
+    print(f"removed {counted(damaged, 'damaged record')}; what is gone is fetched or computed and kept again")
     return EXIT_FAILED

@@ -24,6 +24,7 @@ from hapi.ingest.in_place.discover import find_folder, left_out_note
 from hapi.ingest.in_place.indexer import IndexOptions
 from hapi.ingest.skipped import Skipped
 from hapi.store.open import split_address
+from hapi.text import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.folder.strip():
         raise UsageError("FOLDER is empty; give the key prefix of the shards, or '.' for the whole store")
     folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)
-    _tell(f"{folder.title} is {folder.module.NAME}: {len(folder.shards)} shards, "
+    _tell(f"{folder.title} is {folder.module.NAME}: {counted(len(folder.shards), 'shard')}, "
           f"{sum(info.size for info in folder.shards) / 1e6:.1f} MB")  # fmt: skip
     note = left_out_note(folder)
     if note is not None:
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         def start(samples: int, size: int) -> None:
             """Report samples that an earlier run completed, and start the bar."""
             if samples:
-                _tell(f"going on after {samples} samples ({size / 1e6:.1f} MB)")
+                _tell(f"going on after {counted(samples, 'sample')} ({size / 1e6:.1f} MB)")
             bar.start(sum(info.size for info in folder.shards), size)
 
         manifest = index(
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(address: str, manifest: Manifest) -> None:
     say(
-        f"indexed {manifest.source} as {address}: {manifest.count} samples, {manifest.label_form.summary}, "
-        f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
+        f"indexed {manifest.source} as {address}: {counted(manifest.count, 'sample')}, {manifest.label_form.summary}, "
+        f"{manifest.total_bytes / 1e6:.1f} MB in {counted(manifest.shards, 'shard')}, left in place, "
         f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
 

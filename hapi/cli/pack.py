@@ -17,6 +17,7 @@ from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_S
 from hapi.ingest.skipped import Skipped
 from hapi.paths import read_bounded
 from hapi.store.open import split_address
+from hapi.text import counted
 from hapi.wire.references import MAX_IMAGE_SIDE, MAX_LEVEL, MIN_STD, TransformSpec
 
 MAX_CLASSES_BYTES = 64 << 20
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         def start(total: int, samples: int, size: int) -> None:
             """Report samples that an earlier run completed, and start the bar."""
             if samples:
-                tell("hapi pack", f"going on after {samples} samples ({size / 1e6:.1f} MB)")
+                tell("hapi pack", f"going on after {counted(samples, 'sample')} ({size / 1e6:.1f} MB)")
             bar.start(total, samples)
 
         manifest = pack(
@@ -153,9 +154,9 @@ def run(args: argparse.Namespace) -> int:
     if args.replace:
         tell_replaced("hapi pack", store, name)
     say(
-        f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
+        f"packed {manifest.source} as {args.address}: {counted(manifest.count, 'sample')}, "
         f"{manifest.label_form.summary}, "
-        f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "
+        f"{manifest.total_bytes / 1e6:.1f} MB in {counted(manifest.shards, 'shard')}, "
         f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
     return 0

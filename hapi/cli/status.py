@@ -20,6 +20,7 @@ from hapi.errors import BadRequestError, HapiError, TransportError, UsageError
 from hapi.figures.fleet import fleet_page
 from hapi.paths import check_output, write_whole
 from hapi.process.threads import Threads
+from hapi.text import counted
 from hapi.units import format_bytes
 from hapi.wire.messages import STATUS_PATH
 from hapi.wire.transport.base import Transport
@@ -106,7 +107,7 @@ class Probe:
             used, budget = sum(device["memory"].values()), device["budget_bytes"]
             bound = "no bound" if budget is None else f"of {format_bytes(budget)}"
             yield (
-                f"  {device['name']}: {device['requests']} requests, memory {format_bytes(used)} {bound}, "
+                f"  {device['name']}: {counted(device['requests'], 'request')}, memory {format_bytes(used)} {bound}, "
                 f"COS batch {device['cos_batch'] or 'not chosen yet'}"
             )
 

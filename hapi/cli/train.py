@@ -34,6 +34,7 @@ from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_folder, user_path
 from hapi.process.telemetry import open_tracer
+from hapi.text import counted
 from hapi.trace import Tracer
 from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
@@ -269,13 +270,14 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     freeze += "" if settings.frozen_precision == "fp32" else f" in {settings.frozen_precision}"
     embedded = " (embedded)" if job_context.embedded else ""
     print_parts(
-        "model", settings.model, f"{len(names)} layers", f"weights {job_context.weights}",
+        "model", settings.model, counted(len(names), "layer"), f"weights {job_context.weights}",
         f"freeze {freeze}", f"split {at}",
     )  # fmt: skip
     if training.init_from:
         print_parts("from", training.init_from)
+    samples = len(job_context.training_ids)
     print_parts(
-        "data", description.reference.name, f"{format_count(len(job_context.training_ids))} samples",
+        "data", description.reference.name, counted(samples, "sample", format_count(samples)),
         description.label_form.summary, f"batch {settings.bs}{_shared(session)}",
         f"input {'x'.join(map(str, model.input_shape))}{augmented}",
     )  # fmt: skip
@@ -317,7 +319,9 @@ def _summarise(
         if ended["how"] == "stopped early":
             print(f"nothing to do: training stopped early, {ended['detail']}; give a larger --early-stopping")
         else:
-            print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
+            print(
+                f"nothing to do: the checkpoint has {counted(len(epochs), 'epoch')} already; give more --epochs"
+            )
         return
     if ended["how"] == "stopped early":
         print(f"stopped early: {ended['detail']}")
@@ -340,8 +344,9 @@ def _summarise(
     if "recheck" in report:
         found = report["recheck"]
         print_wrapped(
-            f"recheck: {found['samples']} samples as computed here, but for {found['largest_difference']:.1g} of the "
-            f"largest feature; servers left: {', '.join(found['left']) or 'none'}"
+            f"recheck: {counted(found['samples'], 'sample')} as computed here, but for "
+            f"{found['largest_difference']:.1g} of the largest feature; servers left: "
+            f"{', '.join(found['left']) or 'none'}"
         )
     if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
         print("note  --save-profile: training ended before the profile was whole, so none was written")

@@ -17,6 +17,7 @@ from hapi.data.epoch_order import HOLDOUT_EPOCH, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, ConflictError, NotFoundError, UnprocessableError, UsageError
+from hapi.text import counted
 from hapi.wire import messages
 from hapi.wire.held_out import HeldOut, HeldOutCounts
 from hapi.wire.messages import DatasetDescription
@@ -108,8 +109,8 @@ def hold_out(
             )
         if other.label_kind != "single" and len(other.classes) != len(description.classes):
             raise UsageError(
-                f"--validation {validation}: its labels have {len(other.classes)} values, those of the training data "
-                f"{len(description.classes)}; pack both with the same columns"
+                f"--validation {validation}: its labels have {counted(len(other.classes), 'value')}, those of "
+                f"the training data {len(description.classes)}; pack both with the same columns"
             )
         if other.classes != description.classes[: len(other.classes)]:
             raise UsageError(

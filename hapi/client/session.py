@@ -58,6 +58,7 @@ from hapi.data.epoch_order import EpochOrder, batches
 from hapi.errors import UsageError
 from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.profiler.offload_costs import OffloadChoice, OffloadTerms
+from hapi.text import counted
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelKind
 from hapi.wire.transport.base import Transport
@@ -283,7 +284,9 @@ class Session(Closing):
                 "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
             )
         if not 0 <= start_batch <= len(planned):
-            raise UsageError(f"epoch {epoch} has {len(planned)} batches, cannot start at {start_batch}")
+            raise UsageError(
+                f"epoch {epoch} has {counted(len(planned), 'batch')}, cannot start at {start_batch}"
+            )
         planning = self.planning
         if split_of is not None:
             if planning is None:

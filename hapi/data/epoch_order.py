@@ -26,6 +26,7 @@ import numpy as np
 
 from hapi.arrays import HashArray, IntArray
 from hapi.errors import UsageError
+from hapi.text import counted
 from hapi.wire.sequences import ChunkWindows
 
 MAX_GROUP = (1 << 31) - 1
@@ -224,7 +225,9 @@ def trainer_batches(
     remainder = 0 if drop_last else count - rounds * size
     if 0 < remainder < trainers:
         if not rounds:
-            raise UsageError(f"{trainers} trainers cannot share {count} samples; start fewer trainers")
+            raise UsageError(
+                f"{trainers} trainers cannot share {counted(count, 'sample')}; start fewer trainers"
+            )
         rounds, remainder = rounds - 1, remainder + size
     firsts = range(trainer * batch_size, rounds * size, size)
     found = [sequence[first : first + batch_size] for first in firsts]

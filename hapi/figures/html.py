@@ -20,6 +20,7 @@ from hapi.figures.words import bottleneck, layer, state, summary
 from hapi.paths import write_whole
 from hapi.profiler.profile import PROFILE_VERSION, Profile
 from hapi.profiler.strategies import Candidate
+from hapi.text import counted
 from hapi.units import format_bandwidth, format_bytes, format_count, format_duration
 
 _WIDE = 60
@@ -83,7 +84,7 @@ def _epochs(epochs: Sequence[Epoch]) -> str:
     rows = [
         (
             str(e.number),
-            ", ".join(f"{split} ({n} batches)" for split, n in e.splits) or str(e.split),
+            ", ".join(f"{split} ({counted(n, 'batch')})" for split, n in e.splits) or str(e.split),
             format_duration(e.seconds),
             "–" if e.estimated is None else format_duration(e.estimated),
             format_duration(e.server),

@@ -11,6 +11,7 @@ from hapi.figures.fields import Fields
 from hapi.figures.markup import escaped, figure, section, table
 from hapi.profiler.reuse.choice import MODE_NAMES
 from hapi.profiler.reuse.over_epochs import Course
+from hapi.text import counted
 from hapi.units import format_bytes, format_duration, format_money
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def reuse_choice(reuse: ReusePart | None) -> str:
         "chosen" if option.mode == reuse.mode else "unfit" if option.cost is None else ""
         for option in reuse.options
     ]
-    jobs = f"{reuse.epochs} epoch{'' if reuse.epochs == 1 else 's'}"
+    jobs = counted(reuse.epochs, "epoch")
     aim = "least money" if reuse.objective == "money" else "least time"
     caption = f"The best choice of each kind for a job of {jobs}, by estimate; chosen for {aim}"
     alternatives = table(caption, head, rows, classes, {0, len(head) - 1}, {len(head) - 1})

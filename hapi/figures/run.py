@@ -8,6 +8,7 @@ from typing import Any
 
 from hapi.figures.canvas import COLOURS, canvas, inline_svg, legend, seconds_axis
 from hapi.figures.reading import STAGES, Epoch, StageSpan
+from hapi.text import counted
 from hapi.units import format_duration
 
 _EPOCHS_WITH_LABELS = 30
@@ -42,7 +43,7 @@ def epochs_svg(epochs: Sequence[Epoch]) -> str:
         axes.set_ylim(bottom=0)
         seconds_axis(axes)
         legend(axes)
-        return inline_svg(figure, "epochs", f"Seconds of the stages of {len(epochs)} epochs")
+        return inline_svg(figure, "epochs", f"Seconds of the stages of {counted(len(epochs), 'epoch')}")
 
 
 def learning_svg(epochs: Sequence[Epoch]) -> str:

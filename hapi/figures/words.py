@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hapi.figures.reading import STAGES, Epoch, PlanPart, Run
 from hapi.figures.reuse import mode_name
+from hapi.text import counted
 from hapi.units import format_bytes, format_duration
 
 
@@ -13,9 +14,9 @@ def state(run: Run) -> str:
     """Say how far the run came."""
     done = len(run.epochs)
     if run.epochs_asked is None or done >= run.epochs_asked:
-        return f"{done} epoch{'' if done == 1 else 's'}"
+        return counted(done, "epoch")
     how = run.ended if run.ended in ("diverged", "failed", "interrupted", "stopped early") else "stopped"
-    return f"{how} after {done} of {run.epochs_asked} epochs"
+    return f"{how} after {done} of {counted(run.epochs_asked, 'epoch')}"
 
 
 def layer(split: int, name: str) -> str:
@@ -83,7 +84,7 @@ def _kept_choice(plan: PlanPart, where: str) -> Sequence[str]:
     cost = None if reuse is None or reuse.mode == "recompute" else reuse.cost_of(reuse.mode)
     if reuse is None or cost is None:
         return ()
-    epochs = f"{reuse.epochs} epoch{'' if reuse.epochs == 1 else 's'}"
+    epochs = counted(reuse.epochs, "epoch")
     last = "" if cost.last is None else f", the last of them {format_duration(cost.last)},"
     choice = f"{plan.strategy} chose {where} and to keep {mode_name(reuse.mode)}"
     takes = f"{format_duration(cost.seconds)}{last} and {format_bytes(cost.received)} cross the network"

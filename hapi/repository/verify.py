@@ -26,6 +26,7 @@ from hapi.repository.versions import (
 )
 from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
+from hapi.text import counted
 
 Verified = set[tuple[str, int, str]]
 """Pack, first byte and digest of tensors that were found sound, and of packs' headers; models share them."""
@@ -120,7 +121,7 @@ def _held_bytes(store: ObjectStore, key: str) -> int | None:
 def _problem_of_size(manifest: ModelManifest, key: str, held_bytes: int | None) -> str | None:
     entries = [entry for entry in manifest.tensors.values() if entry.pack == key]
     if held_bytes is None:
-        return f"missing, with {len(entries)} tensors"
+        return f"missing, with {counted(len(entries), 'tensor')}"
     lost = [repr(entry.name) for entry in entries if entry.stop > held_bytes]
     if not lost:
         return None

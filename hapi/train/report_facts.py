@@ -11,6 +11,7 @@ import torch
 import hapi
 from hapi.client.session import Session
 from hapi.config.fields import flat
+from hapi.text import counted
 from hapi.train.settings import TrainingSettings
 from hapi.units import format_bytes
 
@@ -74,7 +75,7 @@ def offload_text(report: Mapping[str, Any]) -> str:
     moved = format_bytes(cost["bytes_read"] + cost["bytes_written"])
     where = cost["where"] or "host memory"
     return (
-        f"offload: {facts['why']}; {cost['taken_steps']} steps read and wrote {moved} at {where}, "
+        f"offload: {facts['why']}; {counted(cost['taken_steps'], 'step')} read and wrote {moved} at {where}, "
         f"{cost['redone_steps']} were computed again"
     )
 

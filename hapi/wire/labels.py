@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hapi.arrays import Flags, LabelArray
 from hapi.errors import BadRequestError
+from hapi.text import counted
 from hapi.wire.frames import TensorSpec
 
 LABELS = "labels"
@@ -109,10 +110,10 @@ class LabelForm:
     def summary(self) -> str:
         """Number of classes or outputs, for people."""
         if self.kind == "single":
-            return f"{self.classes} classes"
+            return counted(self.classes, "class")
         if self.kind == "multi":
-            return f"several of {self.classes} labels each"
-        return f"{self.classes} number{'s' if self.classes > 1 else ''} as label"
+            return f"several of {self.classes} labels each" if self.classes > 1 else "0 or 1 as label"
+        return f"{counted(self.classes, 'number')} as label"
 
     @property
     def bounds(self) -> str:

@@ -44,7 +44,7 @@ def test_a_folder_of_tar_shards(store: Path, capsys: pytest.CaptureFixture[str])
         "hapi index: 1 object is no webdataset shard by its name and left out: wds/notes.txt" in printed.err
     )
     assert (
-        f"indexed wds (webdataset) as {store}/d: 10 samples, 2 classes, 0.0 MB in 2 shards that stay"
+        f"indexed wds (webdataset) as {store}/d: 10 samples, 2 classes, 0.0 MB in 2 shards, left in place,"
         in printed.out
     )
     assert main(["ls", str(store)]) == 0
@@ -88,7 +88,7 @@ def test_bad_samples_are_told_in_one_line_or_listed(store: Path, capsys: pytest.
             ["--label", "txt"],
             "sample 0: it has no label; name the label's field with --label, or give --labels",
         ),
-        (["--classes", "a"], "labels are 0 to 1, but there are 1 classes"),
+        (["--classes", "a"], "labels are 0 to 1, but must be 0 to 0 for 1 class; correct"),
         (["--labels", "/nowhere/x"], "labels /nowhere/x: "),
     ],
 )

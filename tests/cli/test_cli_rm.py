@@ -35,10 +35,10 @@ def store(tmp_path: Path) -> str:
 def test_nothing_without_yes(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = open_store(store).list()
     code, out, err = ran(capsys, "rm", f"{store}/dots")
-    assert code == 2 and f"would remove dataset {store}/dots: 1 objects" in out and "--keep-old 0" in out
+    assert code == 2 and f"would remove dataset {store}/dots: 1 object," in out and "--keep-old 0" in out
     assert err == "hapi rm: error: nothing was removed; add --yes to do it\n"
     code, out, err = ran(capsys, "gc", store)
-    assert code == 0 and "would remove 1 objects, 7 B; add --yes" in out and not err
+    assert code == 0 and "would remove 1 object, 7 B; add --yes" in out and not err
     assert open_store(store).list() == before
 
 
@@ -47,7 +47,7 @@ def test_removed_and_collected(store: str, capsys: pytest.CaptureFixture[str]) -
     assert code == 0 and "more stay for running jobs for 24h" in out
     assert "DATA SET" not in ran(capsys, "ls", store)[1]
     assert ran(capsys, "rm", f"{store}/dots", "--yes", "--keep-old", "0")[0] == 0
-    assert ran(capsys, "gc", store, "--yes")[1].endswith("removed 1 objects, 7 B\n")
+    assert ran(capsys, "gc", store, "--yes")[1].endswith("removed 1 object, 7 B\n")
     assert not open_store(store).list()
     code, _, err = ran(capsys, "rm", f"{store}/dots", "--yes")
     assert (

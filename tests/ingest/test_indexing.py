@@ -105,7 +105,7 @@ def test_nothing_or_a_mixture_is_one_clear_line(store: ObjectStore) -> None:
     assert index(store, "a", format="webdataset").manifest.count == 1
     store.put("c/notes.txt", b"")
     with pytest.raises(
-        UsageError, match=r"no shards and no images that Hapi knows .*\(1 objects: notes.txt\)"
+        UsageError, match=r"no shards and no images that Hapi knows .*\(1 object: notes.txt\)"
     ):
         index(store, "c")
     with pytest.raises(UsageError, match="has no webdataset shards by their names"):
@@ -263,7 +263,7 @@ def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path, monkeypatch: p
     with pytest.raises(UsageError, match=r"labels .*labels.txt: .*give a .npy file"):
         index(store, "none", "k", labels=file)
     store.put("high/1.tar", tar([("a.png", image(1)), ("a.cls", b"5")]))
-    with pytest.raises(UsageError, match="labels are 5 to 5, but there are 2 classes"):
+    with pytest.raises(UsageError, match="labels are 5 to 5, but must be 0 to 1 for 2 classes"):
         index(store, "high", "h", classes=("x", "y"))
 
 

@@ -169,7 +169,7 @@ def test_classes_that_are_given(tmp_path: Path) -> None:
             "line 3, y: the label 'cow' is not among --classes",
         ),
         ("path,y\na,1\nb,3\n", {"classes": ("p", "q")}, "line 3, y: the label '3' is not among --classes"),
-        ("path,y\na,1.5\n", {"classes": ("p", "q")}, "--classes has 2 names for 1 columns"),
+        ("path,y\na,1.5\n", {"classes": ("p", "q")}, "--classes has 2 names for 1 column; give"),
         (b"path,y\na,1\nb,\xff\n", {}, "line 3: is no UTF-8 text; save it as UTF-8"),
     ],
 )
@@ -218,7 +218,7 @@ def test_arrays_of_numbers() -> None:
     for values, kind, classes, message in (
         (np.array([[0, 2]]), "multi", None, "the label of sample 0 has 2, expected 0 or 1"),
         (np.array([1.0, np.nan]), "regression", None, "the label of sample 1 has nan, expected a finite"),
-        (np.array([1.0]), "regression", ("a", "b"), "has 1 values, and there are 2 names"),
+        (np.array([1.0]), "regression", ("a", "b"), "1 value in a label, and 2 names; give as many"),
         (np.array(["a"]), "regression", None, "expected numbers of shape"),
     ):
         with pytest.raises(UsageError, match=f"^y: .*{message}"):

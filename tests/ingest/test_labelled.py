@@ -86,7 +86,7 @@ def test_several_columns_and_their_names(folder: Path) -> None:
         ),
         (
             ROWS + "a/5.png,5\nc.png,7\n",
-            r"labels\.csv line 6: there is no a/5\.png in folder .* \(and 1 more such rows\)",
+            r"labels\.csv line 6: there is no a/5\.png in folder .* \(and 1 more such row\)",
         ),
         (ROWS + "a/1,5\n", r"line 6: there is no a/1 in folder"),
         (ROWS.replace("4.png", "photos/4.png"), r"folder .*: 4\.png has no row in"),
@@ -199,7 +199,7 @@ def test_shards_with_a_table(store: ObjectStore, tmp_path: Path) -> None:
     some = index(store, "wds", labels=lacking, label_columns=("odd",), replace=True, skip_unmatched=True)
     assert some.manifest.count == 5 and some.skipped.count == 1
     extra = table(tmp_path, "image,odd\n" + "".join(f"{n:04d},{n % 2}\n" for n in range(8)))
-    with pytest.raises(UsageError, match=r"line 8: there is no 0006 in wds \(and 1 more such rows\)"):
+    with pytest.raises(UsageError, match=r"line 8: there is no 0006 in wds \(and 1 more such row\)"):
         index(store, "wds", labels=extra, replace=True)
 
 

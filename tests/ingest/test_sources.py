@@ -78,7 +78,7 @@ def test_links_that_lead_nowhere_are_counted(tmp_path: Path) -> None:
     source = open_source(str(root))
     assert source.count == 9
     assert source.note == (
-        "3 files were left out: hidden, no images by their names, in no class's folder, or links that lead nowhere; "
+        "3 files left out: hidden, no images by their names, in no class's folder, or links that lead nowhere; "
         f"the first is {root / 'cat' / 'gone.jpg'}"
     )
 
@@ -90,7 +90,7 @@ def test_hidden_files_and_folders_are_no_samples(tmp_path: Path) -> None:
     (root / "cat" / ".ipynb_checkpoints").mkdir()
     image_file(root / "cat" / ".ipynb_checkpoints" / "b-checkpoint.png", 3)
     source = open_source(str(root))
-    assert source.count == 8 and source.note.startswith("2 files were left out: hidden, ")
+    assert source.count == 8 and source.note.startswith("2 files left out: hidden, ")
     assert source.note.endswith("/cat/._b.jpg")
 
 
@@ -99,7 +99,7 @@ def test_what_lies_in_no_class_is_counted(tmp_path: Path) -> None:
     image_file(root / "loose.png", 3)
     (root / "unmounted").symlink_to("/nowhere/at/all")
     source = open_source(str(root))
-    assert source.count == 8 and source.note.startswith("3 files were left out")
+    assert source.count == 8 and source.note.startswith("3 files left out")
 
 
 def test_training_and_validation_are_no_classes(tmp_path: Path) -> None:

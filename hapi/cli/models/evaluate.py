@@ -18,6 +18,7 @@ from hapi.client.settings import SessionSettings
 from hapi.data.mount import open_dataset
 from hapi.factories import search_here
 from hapi.paths import check_outputs, write_whole
+from hapi.text import counted
 from hapi.train.objective.names import METRICS, metrics_text
 from hapi.train.report import finite
 
@@ -83,7 +84,7 @@ def _evaluated_by_servers(args: argparse.Namespace) -> tuple[LoadedModel, Evalua
 
 
 def _print(found: Evaluation, classes: tuple[str, ...]) -> None:
-    say(f"{found.samples} samples: {metrics_text({'loss': found.loss, **found.metrics})}")
+    say(f"{counted(found.samples, 'sample')}: {metrics_text({'loss': found.loss, **found.metrics})}")
     if len(classes) > _MOST_CLASSES or not found.class_samples:
         return
     for name, samples, accuracy in zip(classes, found.class_samples, found.class_accuracy, strict=True):

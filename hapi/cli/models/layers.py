@@ -11,7 +11,7 @@ from hapi.cli.models.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
 from hapi.store.open import open_store, split_model_address
-from hapi.text import printable
+from hapi.text import counted, printable
 
 if TYPE_CHECKING:
     from hapi.models.graph.layers import LayeredModel
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _print(model, args.model)
     for reference, count in found.items():
-        print(f"{printable(reference)} has its first {count} layers")
+        print(f"{printable(reference)} has its first {counted(count, 'layer')}")
     return 0
 
 
@@ -105,7 +105,9 @@ def _print(model: LayeredModel, title: str) -> None:
     rows = _rows(model)
     whole = model.output_bytes()[0]
     shape = "x".join(str(side) for side in model.input_shape)
-    print(f"{printable(title)}: {len(rows)} layers, input {shape} = {whole / 1e3:.1f} kB a sample (float32)")
+    print(
+        f"{printable(title)}: {counted(len(rows), 'layer')}, input {shape} = {whole / 1e3:.1f} kB a sample (float32)"
+    )
     header = ["LAYER", "NAME", "OUTPUT", "KB/SAMPLE", "OF INPUT", "PARAMETERS", ""]
     table = [header]
     for row in rows:

@@ -15,6 +15,7 @@ from hapi.factories import check_allowed, search_here
 from hapi.models.zoo.names import FILE_SUFFIXES
 from hapi.paths import check_outputs, user_path
 from hapi.store.open import open_store, split_model_address
+from hapi.text import counted
 from hapi.units import format_bytes
 
 _FILE = ".safetensors"
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         bar.start(sum(tensor.nbytes for tensor in content.tensors))
         limit = args.shard_size or SHARD_BYTES
         pulled = write(stored, content, output, limit, lambda nbytes: bar.advance(0, nbytes))
-    what = f"{len(content.tensors)} tensors, {format_bytes(pulled.nbytes)}"
+    what = f"{counted(len(content.tensors), 'tensor')}, {format_bytes(pulled.nbytes)}"
     kept = f", {format_bytes(pulled.kept)} of them kept from an earlier pull" if pulled.kept else ""
     files = "" if len(pulled.files) == 1 else f" as {len(pulled.files)} files"
     place = pulled.files[0] if len(pulled.files) == 1 else Path(args.output)

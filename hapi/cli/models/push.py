@@ -14,6 +14,7 @@ from hapi.errors import BadRequestError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.names import MAX_CLASSES, check_model, check_weights, is_checkpoint
 from hapi.store.open import split_address
+from hapi.text import counted
 from hapi.units import format_bytes
 from hapi.wire.references import MAX_IMAGE_SIDE, check_tag
 
@@ -164,8 +165,8 @@ def check_tag_flag(tag: str) -> None:
 def _tell(pushed: Pushed, url: str) -> None:
     manifest = pushed.model.manifest
     size = format_bytes(manifest.nbytes)
-    classes = f", {manifest.classes} classes" if manifest.classes else ""
-    layers = f"{len(manifest.layers)} layers"
+    classes = f", {counted(manifest.classes, 'class')}" if manifest.classes else ""
+    layers = counted(len(manifest.layers), "layer")
     architecture = "tensors" if manifest.spec is None else manifest.spec.architecture
     if pushed.new:
         moved = (

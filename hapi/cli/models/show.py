@@ -14,7 +14,7 @@ from hapi.repository.packs.lost import problem_of_packs
 from hapi.repository.side_files import side_files_of
 from hapi.repository.versions import list_versions
 from hapi.store.open import open_store, split_address, split_model_address
-from hapi.text import printable
+from hapi.text import counted, printable
 from hapi.units import format_bytes
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def _show_checkpoint(args: argparse.Namespace) -> int:
         return EXIT_OK
     files = "" if source.files == 1 else f" in {source.files} files"
     say(
-        f"{source.path}: {source.form}{files}, {len(rows)} layers, {len(source.tensors)} tensors, "
-        f"{format_bytes(source.nbytes)}"
+        f"{source.path}: {source.form}{files}, {counted(len(rows), 'layer')}, "
+        f"{counted(len(source.tensors), 'tensor')}, {format_bytes(source.nbytes)}"
     )
     table = [["LAYER", "NAME", "TENSORS", "SIZE", "TYPE"]]
     for row, (_, held) in zip(rows, source.layers(), strict=True):
@@ -158,10 +158,11 @@ def _rows(manifest: ModelManifest) -> list[dict[str, Any]]:
 
 
 def _print(manifest: ModelManifest, found: list[Relative]) -> None:
-    classes = "" if manifest.classes is None else f", {manifest.classes} classes"
+    classes = "" if manifest.classes is None else f", {counted(manifest.classes, 'class')}"
     say(
-        f"{printable(manifest.reference)}: {printable(_architecture(manifest))}, {len(manifest.layers)} layers, "
-        f"{len(manifest.tensors)} tensors, {format_bytes(manifest.nbytes)}{classes}"
+        f"{printable(manifest.reference)}: {printable(_architecture(manifest))}, "
+        f"{counted(len(manifest.layers), 'layer')}, {counted(len(manifest.tensors), 'tensor')}, "
+        f"{format_bytes(manifest.nbytes)}{classes}"
     )
     if manifest.parent is not None:
         say(f"fine-tuned from {printable(manifest.parent)}{_training(manifest)}")
@@ -185,8 +186,8 @@ def _print(manifest: ModelManifest, found: list[Relative]) -> None:
         say(f"files beside the tensors: {', '.join(said)}")
     for relative in found:
         say(
-            f"{printable(relative.reference)} has its first {relative.same_structure} layers, {relative.same_weights} "
-            "with the same weights"
+            f"{printable(relative.reference)} has its first {counted(relative.same_structure, 'layer')}, "
+            f"{relative.same_weights} with the same weights"
         )
 
 

@@ -40,6 +40,7 @@ from hapi.profiler.strategies import (
     plan,
     seconds_at,
 )
+from hapi.text import counted
 
 _KIND = "plan"
 _MEASURE_FORM = 2
@@ -280,8 +281,9 @@ def _print(
     profile, offloaded = priced.profile, plan_offload.candidates(found, priced, job)
     bandwidth = units.format_bandwidth(profile.link.bits_per_second)
     print(
-        f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, {job.samples} samples an epoch, "
-        f"{bandwidth}{', both tiers on one machine' if profile.one_machine else ''}; seconds of each stage are for "
+        f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, "
+        f"{counted(job.samples, 'sample')} an epoch, {bandwidth}"
+        f"{', both tiers on one machine' if profile.one_machine else ''}; seconds of each stage are for "
         "one training batch"
     )
     rows: list[Sequence[str]] = [_COLUMNS]
@@ -296,7 +298,7 @@ def _print(
     print_table(rows, left=(1, len(_COLUMNS) - 1))
     print()
     plan_offload.print_offload(found, priced, job)
-    print(f"choice of each strategy (epoch, {job.epochs} epochs):")
+    print(f"choice of each strategy (epoch, {counted(job.epochs, 'epoch')}):")
     for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")
     print()

@@ -28,6 +28,7 @@ from hapi.profiler.reuse.facts import (
 )
 from hapi.profiler.reuse.measured_codecs import reported_codecs
 from hapi.profiler.reuse.reported import ReportedReuse
+from hapi.text import counted
 
 CACHE_BYTES = 100 * 10**9
 """Cache without ``--cache``: the largest that a trainer takes by itself."""
@@ -191,7 +192,7 @@ def _measured(args: argparse.Namespace, usual: Storage) -> Storage:
 
 def print_reuse(found: ReusePlan, job: Job, prices: Prices) -> None:
     """Print the best of each mode, and why one was chosen."""
-    print(f"whole job of {job.epochs} epoch{'' if job.epochs == 1 else 's'}, by what is kept:")
+    print(f"whole job of {counted(job.epochs, 'epoch')}, by what is kept:")
     money = prices != Prices()
     rows = [
         ("KEPT", "CUT", "SPLIT", "JOB", *(("MONEY",) if money else ()), "RECEIVED", "ON DISK", "FILLED", "")

@@ -10,7 +10,7 @@ from typing import Self
 from tqdm import tqdm
 
 from hapi.cli.shared.steady_bar import SteadyBar
-from hapi.text import MESSAGE_CHARACTERS, printable
+from hapi.text import MESSAGE_CHARACTERS, counted, printable
 
 
 class TransferBar:
@@ -40,7 +40,7 @@ class TransferBar:
         self.size += size
         if self._bar is not None and not self._disabled:
             rate = self.size / max(1e-9, time.monotonic() - self._began) / 1e6
-            said = f"{self.samples} samples" if self._by_bytes else f"{rate:.1f} MB/s"
+            said = counted(self.samples, "sample") if self._by_bytes else f"{rate:.1f} MB/s"
             self._bar.set_postfix_str(said, refresh=False)
             self._bar.update(size if self._by_bytes else samples)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hapi.config.settings import Loaded
+from hapi.text import counted
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def notes(session: Session, loaded: Loaded[TrainSettings]) -> Iterator[str]:
     if settings.server and loaded.origins.get("store", STORE_VARIABLE) != STORE_VARIABLE:
         yield from _unused_store(session, loaded)
     if settings.bs > count:
-        yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+        yield f"--bs {settings.bs} is more than the {counted(count, 'sample')}: every epoch is one batch of {count}"
     if session.ranks.size > 1 and has_batch_norm(session.trained):
         yield (
             f"BatchNorm in the trained layers takes the statistics of each rank's part, of {settings.bs} samples over "

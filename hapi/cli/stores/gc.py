@@ -8,7 +8,7 @@ from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
 from hapi.ingest.removal import UNFINISHED_SECONDS, collect
 from hapi.store.open import open_store
-from hapi.text import printable
+from hapi.text import counted, printable
 from hapi.units import format_bytes
 
 
@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     verb = "removed" if args.yes else "would remove"
     for found in collect(store, older_than=args.older_than, dry_run=not args.yes):
         if found.objects:
-            say(f"{found.kind} {found.name}: {verb} {len(found.objects)} objects, {format_bytes(found.size)}")
+            say(
+                f"{found.kind} {found.name}: {verb} {counted(len(found.objects), 'object')}, {format_bytes(found.size)}"
+            )
         for note in found.notes:
             say(f"{found.kind} {found.name}: {note}")
             known = False
@@ -45,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         say(f"{printable(store.url)}: {what}")
         return code
     advice = "" if args.yes else "; add --yes to do it"
-    say(f"{verb} {count} objects, {format_bytes(size)}{advice}")
+    say(f"{verb} {counted(count, 'object')}, {format_bytes(size)}{advice}")
     return code

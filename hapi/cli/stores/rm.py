@@ -12,6 +12,7 @@ from hapi.data.replaced import KEEP_OLD_SECONDS, MAX_KEEP_SECONDS
 from hapi.errors import UsageError
 from hapi.ingest.removal import Removal, remove
 from hapi.store.open import split_model_address
+from hapi.text import counted
 from hapi.units import format_bytes, format_duration
 
 
@@ -54,4 +55,6 @@ def _tell(address: str, found: Removal, keep_old: float, done: bool) -> None:
         else ""
     )
     verb = "removed" if done else "would remove"
-    say(f"{verb} {found.kind} {address}: {len(found.objects)} objects, {format_bytes(found.size)}{stays}")
+    say(
+        f"{verb} {found.kind} {address}: {counted(len(found.objects), 'object')}, {format_bytes(found.size)}{stays}"
+    )

@@ -11,6 +11,7 @@ from hapi.profiler.profile import Job, Profile
 from hapi.profiler.ranks import as_shared
 from hapi.profiler.stages.alternation import Alternation
 from hapi.profiler.strategies import Plan, choices
+from hapi.text import counted
 
 
 class OtherDeviceError(ConfigError):
@@ -55,7 +56,11 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
     ends = (profile.freeze, profile.last_split, len(profile.layers))
     if ends != (sizes.freeze, sizes.last_split, len(sizes.layers)) or given != known:
         different = next((a[0] for a, b in zip(given, known, strict=False) if a != b), "")
-        at = f"its layer {different!r} differs" if different else f"it has {ends[2]} layers, freeze {ends[0]}"
+        at = (
+            f"its layer {different!r} differs"
+            if different
+            else f"it has {counted(ends[2], 'layer')}, freeze {ends[0]}"
+        )
         raise ConfigError(
             f"the profile of {profile.model!r} does not fit {sizes.model!r} with {len(sizes.layers)} layers and "
             f"freeze {sizes.freeze}: {at}; use one of the same model, freeze, image size and "

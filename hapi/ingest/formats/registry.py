@@ -10,6 +10,7 @@ from hapi.ingest.formats import imagefolder as objects
 from hapi.ingest.formats import mds, tfrecord, webdataset
 from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.store.base import ObjectInfo, ObjectStore
+from hapi.text import counted
 
 
 class Format(Protocol):
@@ -46,8 +47,9 @@ def choose(where: str, listed: Sequence[ObjectInfo]) -> Format:
     if not counts:
         names = ", ".join(info.key.rpartition("/")[2] for info in listed[:3])
         raise UsageError(
-            f"{where} has no shards and no images that Hapi knows by their names ({len(listed)} objects: {names}"
-            f"{', ...' if len(listed) > 3 else ''}); give another folder, or name their format with --format"
+            f"{where} has no shards and no images that Hapi knows by their names "
+            f"({counted(len(listed), 'object')}: {names}{', ...' if len(listed) > 3 else ''}); "
+            "give another folder, or name their format with --format"
         )
     if len(counts) > 1:
         found = ", ".join(f"{counts[name]} of {name} ({examples[name]})" for name in counts)

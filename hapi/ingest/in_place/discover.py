@@ -14,7 +14,7 @@ from hapi.ingest.formats.registry import FORMATS, Format, choose
 from hapi.ingest.parts import training_and_other
 from hapi.paths import user_path
 from hapi.store.base import ObjectInfo, ObjectStore, check_key, check_prefix
-from hapi.text import printable
+from hapi.text import counted, printable
 
 _OWN = ("datasets", "models")
 """Folders of a store that Hapi writes."""
@@ -72,7 +72,9 @@ def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> F
     module = choose(where, usable) if wanted is None else FORMATS[wanted]
     shards = module.shards_of(store, prefix, usable)
     if not shards:
-        raise UsageError(f"{where} has no {module.NAME} shards by their names ({len(listed)} objects)")
+        raise UsageError(
+            f"{where} has no {module.NAME} shards by their names ({counted(len(listed), 'object')})"
+        )
     _check_parts(where, module, [info.key[below:] for info in shards])
     chosen = {info.key for info in shards}
     return Folder(

@@ -12,7 +12,7 @@ from hapi.data.manifest import check_classes
 from hapi.errors import BadRequestError, UsageError
 from hapi.ingest.formats.shard import Label
 from hapi.ingest.sources.base import numbered_classes
-from hapi.text import printable
+from hapi.text import counted, printable
 
 MAX_NAMES = 100_000
 """Most different names of classes; more are, for example, captions."""
@@ -125,7 +125,8 @@ def checked_classes(labels: IntArray, given: tuple[str, ...] | None) -> tuple[st
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(classes):
         raise UsageError(
-            f"labels are {low} to {high}, but there are {len(classes)} classes, 0 and up; "
+            f"labels are {low} to {high}, but must be 0 to {len(classes) - 1} for "
+            f"{counted(len(classes), 'class')}; "
             "correct the labels, or give --classes"
         )
     return classes

@@ -13,7 +13,7 @@ from hapi.errors import UsageError
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.labels.table import Table, read_table
 from hapi.ingest.labels.values import Labels, labels_of
-from hapi.text import printable
+from hapi.text import counted, printable
 
 _REMEDY = "or pass --skip-unmatched to leave such files and rows out"
 
@@ -124,7 +124,7 @@ class LabelledFiles:
 
 def _and_more(count: int, word: str = "") -> str:
     """Words for a first one of ``count``."""
-    return "" if count == 1 else f" (and {count - 1} more{f' such {word}s' if word else ''})"
+    return "" if count == 1 else f" (and {counted(count - 1, f'more such {word}') if word else f'{count - 1} more'})"
 
 
 def _normal(name: str) -> str:

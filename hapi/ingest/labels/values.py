@@ -16,7 +16,7 @@ from hapi.errors import BadRequestError, UsageError
 from hapi.ingest.in_place.labels import MAX_NAMES
 from hapi.ingest.labels.options import WantedKind
 from hapi.ingest.labels.table import Cell, Table
-from hapi.text import printable
+from hapi.text import counted, printable
 from hapi.wire.labels import MAX_WIDTH, LabelKind
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,1000}", re.ASCII)
@@ -163,8 +163,8 @@ class _Reading:
         self._check_width(len(columns))
         if self._given is not None and len(self._given) != len(columns):
             raise UsageError(
-                f"--labels {self._table.path}: --classes has {len(self._given)} names for {len(columns)} columns; give "
-                "one each"
+                f"--labels {self._table.path}: --classes has {counted(len(self._given), 'name')} for "
+                f"{counted(len(columns), 'column')}; give one each"
             )
         values = np.empty((len(self._table.files), len(columns)), dtype=np.float32)
         for column in range(len(columns)):
@@ -254,8 +254,8 @@ def array_labels(values: np.ndarray, wanted: WantedKind, given: tuple[str, ...] 
     classes = given or tuple(str(number) for number in range(flat.shape[1]))
     if len(classes) != flat.shape[1] or len(classes) > MAX_WIDTH:
         raise UsageError(
-            f"{what}: a label has {flat.shape[1]} values, and there are {len(classes)} names; give as many as values, "
-            f"at most {MAX_WIDTH}"
+            f"{what}: {counted(flat.shape[1], 'value')} in a label, and {counted(len(classes), 'name')}; give as "
+            f"many as values, at most {MAX_WIDTH}"
         )
     with np.errstate(over="ignore"):
         narrow = np.ascontiguousarray(flat, dtype=np.float32)

@@ -16,7 +16,7 @@ from hapi.errors import UsageError
 from hapi.ingest.parts import training_and_other
 from hapi.ingest.sources.base import Source
 from hapi.store.walk import GONE
-from hapi.text import printable
+from hapi.text import counted, printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """File suffixes of torchvision's ImageFolder."""
@@ -40,8 +40,8 @@ class FolderSource(Source):
         self._scan()
         if self._left_out:
             self.note = (
-                f"{self._left_out} files were left out: hidden, no images by their names, in no class's folder, or "
-                f"links that lead nowhere; the first is {self._first_left_out}{'; ' if self.note else ''}{self.note}"
+                f"{counted(self._left_out, 'file')} left out: hidden, no images by their names, in no class's folder, "
+                f"or links that lead nowhere; the first is {self._first_left_out}{'; ' if self.note else ''}{self.note}"
             )
 
     def _class_names(self) -> tuple[str, ...]:

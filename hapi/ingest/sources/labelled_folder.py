@@ -11,6 +11,7 @@ from hapi.ingest.labels.matching import LabelledFiles
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.skipped import Skipped
 from hapi.ingest.sources.folder import EXTENSIONS, FolderSource
+from hapi.text import counted
 
 
 class LabelledFolder(FolderSource):
@@ -54,8 +55,8 @@ class LabelledFolder(FolderSource):
             table.check_files(self._unmatched, self._example, where)
             table.check_rows(rows, where)
         absent = len(table.missing(rows))
-        parts = [f"{self._unmatched} files without a row"] if self._unmatched else []
-        parts += [f"{absent} rows without a file"] if absent else []
+        parts = [f"{counted(self._unmatched, 'file')} without a row"] if self._unmatched else []
+        parts += [f"{counted(absent, 'row')} without a file"] if absent else []
         if parts:
             self.note = f"left out: {' and '.join(parts)} of {table.table.path}"
         if self._unmatched:

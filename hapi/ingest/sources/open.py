@@ -18,6 +18,7 @@ from hapi.ingest.sources.arrays import ArraySource
 from hapi.ingest.sources.base import Source
 from hapi.ingest.sources.folder import FolderSource
 from hapi.ingest.sources.labelled_folder import LabelledFolder
+from hapi.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,7 @@ def _check_labels(source: Source) -> None:
     low, high = int(source.labels.min()), int(source.labels.max())
     if low < 0 or high >= len(source.classes):
         raise UsageError(
-            f"source {source.description}: labels are {low} to {high}, but there are {len(source.classes)} "
-            "classes, 0 and up; correct the labels, or give --classes"
+            f"source {source.description}: labels are {low} to {high}, but must be 0 to "
+            f"{len(source.classes) - 1} for {counted(len(source.classes), 'class')}; correct the labels, or give "
+            "--classes"
         )

@@ -11,6 +11,7 @@ from hapi.errors import ModelError
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
 from hapi.repository.sources.safetensors_file import natural_order
+from hapi.text import counted
 from hapi.units import format_bytes
 from hapi.wire.documents import parse_document
 
@@ -76,7 +77,9 @@ def read_shards(index: ShardIndex, read: ReadShard) -> dict[str, SourceTensor]:
         path = index.path.parent / shard
         if not _exists(path):
             count = sum(file == shard for file in index.shards.values())
-            raise ModelError(f"{what}: {shard} is missing, with {count} tensors; download it again")
+            raise ModelError(
+                f"{what}: {shard} is missing, with {counted(count, 'tensor')}; download it again"
+            )
         for name, tensor in read(path).items():
             if name in found:
                 raise ModelError(f"{what}: tensor {name[:80]!r} is in {homes[name]} and in {shard}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from hapi.text import counted
+
 
 def stop_reason(scores: Iterable[float], allowed: int, min_improvement: float = 0.0) -> str:
     """Return why training stops after epochs with these scores, or an empty text when it goes on.
@@ -19,4 +21,4 @@ def stop_reason(scores: Iterable[float], allowed: int, min_improvement: float = 
         since += 1
         if value > best + min_improvement:
             best, since, at = value, 0, number
-    return "" if since < allowed else f"no improvement in {since} epochs after epoch {at}"
+    return "" if since < allowed else f"no improvement in {counted(since, 'epoch')} after epoch {at}"

@@ -9,6 +9,7 @@ from hapi.config.settings import setting
 from hapi.errors import UsageError
 from hapi.paths import user_path
 from hapi.profiler.offload_costs import OffloadName, OffloadTerms
+from hapi.text import counted
 from hapi.train.steps.schedule import Schedule, check_length, steps_in
 from hapi.wire.references import Precision
 
@@ -227,8 +228,8 @@ def schedule_of(settings: ScheduleSettings, epochs: int, steps_per_epoch: int) -
     total, warmup = epochs * steps_per_epoch, steps_in(settings.warmup, steps_per_epoch)
     if warmup >= max(1, total):
         raise UsageError(
-            f"--warmup {settings.warmup}: the training has only {total} steps ({epochs} epochs of {steps_per_epoch}); "
-            "give fewer"
+            f"--warmup {settings.warmup}: the training has only {counted(total, 'step')} "
+            f"({counted(epochs, 'epoch')} of {steps_per_epoch}); give fewer"
         )
     return Schedule(
         kind=settings.schedule,

@@ -91,7 +91,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("shard", ["x" * 5000, "\ud800.safetensors"])
 def test_a_name_that_no_file_can_have_is_missing(folder: Path, shard: str) -> None:
-    refused(changed(folder, weight_map={"a": shard}), "is missing, with 1 tensors")
+    refused(changed(folder, weight_map={"a": shard}), "is missing, with 1 tensor;")
 
 
 def test_a_tensor_in_no_shard_is_named(folder: Path) -> None:

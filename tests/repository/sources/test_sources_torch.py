@@ -72,7 +72,7 @@ def test_the_usual_name_of_the_reference_trainings_is_a_file(
         {"state_dict": {"module.a": torch.ones(3)}, "epoch": 1, "arch": "resnet18"},
     )
     assert list(open_source(tmp_path).tensors) == ["a"]
-    assert main(["show", "model_best.pth.tar"]) == 0 and "1 tensors" in capsys.readouterr().out
+    assert main(["show", "model_best.pth.tar"]) == 0 and "1 tensor," in capsys.readouterr().out
     assert main(["push", "model_best.pth.tar", "store/m", "--quiet"]) == 0
 
 
