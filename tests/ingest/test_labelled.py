@@ -67,6 +67,43 @@ def test_a_folder_with_a_table(folder: Path) -> None:
     assert single.version != dataset.version
 
 
+def test_whole_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    rows = f"path,age\n{folder}/4.png,40\n{link}/a/../a/1.png,10\na/2.png,20\n{folder}/b/3,30\n"
+    labels = table(folder.parent, rows)
+    monkeypatch.chdir(folder.parent)
+    for root in (link, Path("link"), Path("photos", "..", "link")):
+        dataset = packed(root, labels, label_kind="regression")
+        assert dataset.labels(np.arange(4))[:, 0].tolist() == shades(dataset) == [40, 10, 20, 30]
+    twice = table(folder.parent, rows + f"{folder}/a/2.png,21\n")
+    with pytest.raises(UsageError, match=r"line 6: .*/a/2\.png has another label than in line 4"):
+        packed(link, twice)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            "{above}/other",
+            r"none of its rows names a file in folder .*photos: .* has /.*/other/a/1\.png, a file",
+        ),
+        ("{above}/photos/a/..", None),
+        ("{above}/photo", r"none of its rows names a file"),
+    ],
+)
+def test_whole_paths_elsewhere(folder: Path, place: str, message: str | None) -> None:
+    place = place.format(above=folder.parent)
+    labels = table(
+        folder.parent, "path,y\n" + "".join(f"{place}/{name},{n}\n" for n, name in enumerate(SHADES))
+    )
+    if message is None:
+        assert packed(folder, labels).count == 4
+        return
+    with pytest.raises(UsageError, match=message):
+        packed(folder, labels)
+
+
 def test_several_columns_and_their_names(folder: Path) -> None:
     labels = table(folder, "left,file,up\n1,a/1,0\n0,a/2,0\n1,b/3,1\n0,4,1\n")
     dataset = packed(folder, labels, label=("left", "up"))
@@ -171,6 +208,8 @@ def test_single_objects_with_a_table(store: ObjectStore, tmp_path: Path) -> None
     ):
         with pytest.raises(UsageError, match=message):
             index(store, "photos", labels=table(tmp_path, text), replace=True)
+    whole = "path,y\n" + "".join(f"{store.url}/photos/{name},{n}\n" for n, name in enumerate(SHADES))
+    assert index(store, "photos", labels=table(tmp_path, whole), replace=True).manifest.count == 4
     both = table(tmp_path, "path,y\na/1,1\nb/3,0\nx,1\n")
     some = index(store, "photos", labels=both, skip_unmatched=True, replace=True)
     assert some.manifest.count == 2 and some.manifest.skipped == 2

@@ -26,7 +26,7 @@ from hapi.ingest.formats.shard import Fields
 from hapi.ingest.in_place.discover import Folder
 from hapi.ingest.in_place.labels import checked_classes, merged
 from hapi.ingest.in_place.scan import Run, RunScanner, Scanned, runs_of
-from hapi.ingest.labels.matching import LabelledFiles
+from hapi.ingest.labels.matching import LabelledFiles, names_of
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.labels.values import Labels
 from hapi.ingest.skipped import Skipped
@@ -112,7 +112,7 @@ def index_folder(
     options.checked()
     if options.labels is None and options.label_kind != "auto":
         raise UsageError("--label-kind is for a file of labels; give it with --labels FILE")
-    labels = _given_labels(folder, options)
+    labels = _given_labels(store, folder, options)
     indexer = _Indexer(store, folder, options, labels, on_progress)
     skipped = Skipped()
 
@@ -143,13 +143,15 @@ def index_folder(
     return Indexed(manifest, skipped)
 
 
-def _given_labels(folder: Folder, options: IndexOptions) -> Labels | LabelledFiles | None:
+def _given_labels(store: ObjectStore, folder: Folder, options: IndexOptions) -> Labels | LabelledFiles | None:
     """The labels in a file: of all samples in their order, or by the samples' names; None for the shards' own."""
     if options.labels is None:
         return None
     if options.table is None:
         return in_order(read_labels(options), options, options.classes, f"--labels {options.labels}")
-    table = LabelledFiles.read(options, options.classes)
+    where = "/".join(filter(None, (store.url, folder.prefix)))
+    roots = (where,) if "://" in where else names_of(where)
+    table = LabelledFiles.read(options, options.classes, roots)
     if folder.module.NAME == "objects":  # each sample's name is known before anything is read
         below = len(folder.prefix) + 1 if folder.prefix else 0
         found = [(info.key[below:], table.row_of(info.key[below:])) for info in folder.shards]

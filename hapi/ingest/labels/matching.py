@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
@@ -19,18 +21,19 @@ _REMEDY = "or pass --skip-unmatched to leave such files and rows out"
 
 
 class LabelledFiles:
-    """Labels by file: the path from the folder, with or without its extension."""
+    """Labels by file: the path from the folder, or the whole one, with or without its extension."""
 
-    def __init__(self, table: Table, labels: Labels) -> None:
-        """Take the rows of ``table`` with their ``labels``.
+    def __init__(self, table: Table, labels: Labels, roots: Sequence[str] = ()) -> None:
+        """Take the rows of ``table`` with their ``labels``, of files in a folder with the names ``roots``.
 
         Raises:
             UsageError: two rows give one file different labels.
         """
         self.table, self.labels = table, labels
         self._rows: dict[str, int] = {}
+        beginnings = tuple(dict.fromkeys(_normal(root).rstrip("/") + "/" for root in roots))
         for row, file in enumerate(table.files):
-            first = self._rows.setdefault(_normal(file), row)
+            first = self._rows.setdefault(_below(_normal(file), beginnings), row)
             if first != row and not np.array_equal(labels.values[first], labels.values[row]):
                 raise UsageError(
                     f"--labels {table.place(row)}: {printable(file)} has another label than in line "
@@ -39,10 +42,18 @@ class LabelledFiles:
         self._stems: dict[str, int] | None = None
 
     @classmethod
-    def read(cls, options: LabelOptions, classes: tuple[str, ...] | None) -> LabelledFiles:
-        """Read the table of ``options``, with these names of classes or its own; see :func:`labels_of`."""
+    def read(
+        cls, options: LabelOptions, classes: tuple[str, ...] | None, roots: Sequence[str] = ()
+    ) -> LabelledFiles:
+        """Read a table of labels.
+
+        Args:
+            options: the table and its columns.
+            classes: names of all classes in their order; None: those of the table; see :func:`labels_of`.
+            roots: names of the files' folder: whole paths, or a store's URL with a prefix.
+        """
         table = read_table(options)
-        return cls(table, labels_of(table, options.label_kind, classes))
+        return cls(table, labels_of(table, options.label_kind, classes), roots)
 
     @property
     def files(self) -> int:
@@ -124,12 +135,29 @@ class LabelledFiles:
 
 def _and_more(count: int, word: str = "") -> str:
     """Words for a first one of ``count``."""
-    return "" if count == 1 else f" (and {counted(count - 1, f'more such {word}') if word else f'{count - 1} more'})"
+    return (
+        ""
+        if count == 1
+        else f" (and {counted(count - 1, f'more such {word}') if word else f'{count - 1} more'})"
+    )
+
+
+def names_of(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the whole paths of a folder: as it is called, and without links."""
+    return os.path.abspath(folder), os.path.realpath(folder)  # noqa: PTH100  pathlib keeps ".."
+
+
+def _below(name: str, beginnings: tuple[str, ...]) -> str:
+    """The part of a name behind the first of ``beginnings`` that it has; the name if it has none."""
+    start = next((start for start in beginnings if name.startswith(start)), "")
+    return name[len(start) :]
 
 
 def _normal(name: str) -> str:
     """A name as it is compared: with slashes, without ``./`` before it, accents in one form."""
     text = name.replace("\\", "/")
+    if text.startswith("/"):
+        text = posixpath.normpath(text)
     while text.startswith("./"):
         text = text[2:]
     return text if text.isascii() else unicodedata.normalize("NFC", text)

@@ -183,7 +183,12 @@ class _Reading:
                 )
             return found
         if not _NUMBER.fullmatch(text):
-            self._fail(row, column, f"{printable(text)!r} is no number")
+            more = (
+                "; several columns are numbers, or 0 and 1: name one column of classes, or join them as a;b in one "
+                "and give --label-kind multi"
+            )
+            more = more if len(self._table.columns) > 1 else ""
+            self._fail(row, column, f"{printable(text)!r} is no number{more}")
         number = float(text)
         if not math.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
             self._fail(

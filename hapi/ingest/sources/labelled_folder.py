@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hapi.errors import UsageError
-from hapi.ingest.labels.matching import LabelledFiles
+from hapi.ingest.labels.matching import LabelledFiles, names_of
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.skipped import Skipped
 from hapi.ingest.sources.folder import EXTENSIONS, FolderSource
@@ -31,7 +31,7 @@ class LabelledFolder(FolderSource):
         Raises:
             UsageError: files have no rows or rows no files, unless the options say to leave them out.
         """
-        self._table = LabelledFiles.read(options, classes)
+        self._table = LabelledFiles.read(options, classes, names_of(root))
         self._skip = options.skip_unmatched
         self._rows: list[int] = []
         self._unmatched = 0
