@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hapi.data.manifest import InPlace, Manifest
 from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError, UsageError
@@ -15,6 +16,9 @@ PACKING_NAME = "packing.json"
 """Written when a packing begins and removed when it is done; see ``pack.py``."""
 
 LOCK_NAME = "pack.lock"
+
+STORE_FOLDERS = ("datasets", "models", "repository")
+"""Folders of a store that Hapi writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,26 @@ class DatasetSummary:
     packing: bool = False
     """A packing of this name was begun and is not done (for a whole dataset: its replacement)."""
     problem: str | None = None
+
+
+def is_store(folder: Path) -> bool:
+    """Return whether a folder has files of a store."""
+    signs = (
+        f"datasets/*/{PACKING_NAME}",
+        "datasets/*/*/index.safetensors",
+        "models/*/versions",
+        "repository/packs",
+    )
+    try:
+        return any(next(folder.glob(sign), None) is not None for sign in signs)
+    except OSError:
+        return False
+
+
+def lies_in_store(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` is ``folder`` or would be among the files that Hapi keeps in it, were it a store."""
+    inside = path.relative_to(folder).parts
+    return not inside or inside[0] in STORE_FOLDERS
 
 
 def check_store(url: str, then: str = "") -> None:

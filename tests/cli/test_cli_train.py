@@ -90,7 +90,7 @@ from hapi.train.settings import TrainSettings
             ["--cache", "on", "--cache-dir", "~no-such-user"],
             "--cache-dir ~no-such-user: there is no user of this name",
         ),
-        (["--store", "s", "--output", "s"], "--output s: lies among the files of the store s; name a folder"),
+        (["--store", "s", "--output", "s"], "--output s: lies among the files of the store s; name a place"),
         (
             ["--store", "s", "--output", "s/models/x"],
             "--output s/models/x: lies among the files of the",

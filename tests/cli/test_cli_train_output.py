@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.harness import ROOT, ServerProcess, report_of
+from support.local_job import pack_blobs
 from support.train_cli import FAST, refused
 
 from hapi.api.inference import predict_dataset
@@ -50,6 +51,37 @@ def test_what_cannot_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "file").touch()
     assert "--output" in refused(capsys, "--store", "store", *FAST, "--output", str(tmp_path / "file"))[1]
     assert "(--resume DIR), or --checkpoint FILE" in refused(capsys, "--store", "store", *FAST, "--resume")[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [
+        ("--output", "datasets/flowers/run"),
+        ("--output", "models"),
+        ("--output", "repository/run"),
+        ("--output", "."),
+        ("--report", "datasets/flowers/manifest.json"),
+        ("--checkpoint", "models/checkpoint.pt"),
+    ],
+)
+def test_nothing_among_the_files_of_a_store_that_only_servers_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, place: str
+) -> None:
+    store = tmp_path / "store"
+    pack_blobs(store, "flowers")
+    before = sorted(store.rglob("*"))
+    code, line = refused(capsys, "--server", "http://127.0.0.1:9", flag, str(store / place))
+    assert (
+        code == 2 and f"{flag} {store / place}: lies among the files of the store {store}; name a pl" in line
+    )
+    assert sorted(store.rglob("*")) == before
+
+
+def test_a_run_beside_the_files_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack_blobs(tmp_path / "store", "flowers")
+    for place in ("store/runs/one", "models/one", "datasets/one"):
+        arguments = ("--server", "http://127.0.0.1:9", "--patience", "0", "--output", str(tmp_path / place))
+        assert "127.0.0.1:9" in refused(capsys, *arguments)[1]
 
 
 @pytest.mark.slow

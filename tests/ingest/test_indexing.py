@@ -89,7 +89,7 @@ def test_the_whole_store_but_hapis_own(store: ObjectStore) -> None:
     assert manifest.in_place == InPlace(format="webdataset", folder="") and manifest.count == 30
     assert find_dataset(store, "e").read([29]).data.tobytes() == image(29)
     for folder in ("datasets", "datasets/d", "models/x"):
-        with pytest.raises(UsageError, match="are Hapi's own; if these are yours, make"):
+        with pytest.raises(UsageError, match="is Hapi's own; if the files are yours, make"):
             index(store, folder, "f")
 
 

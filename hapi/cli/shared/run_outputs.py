@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +13,10 @@ from typing import Any, Self
 
 from hapi.cli.shared.run_log import RunLog
 from hapi.config.settings import Loaded
+from hapi.data.listing import is_store, lies_in_store
 from hapi.errors import HapiError, UsageError
 from hapi.figures.canvas import check_drawing
-from hapi.paths import check_folder, check_outputs, remove_empty, user_path
+from hapi.paths import Named, check_folder, check_outputs, remove_empty, user_path
 from hapi.process import output as standard
 from hapi.trace import Tracer
 from hapi.train.callbacks import TrainingCallback, TrainingStart
@@ -108,18 +110,18 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
 
     settings = loaded.value
     given = loaded.as_given
-    _check_place(settings)
+    named = (
+        (given("--report"), settings.report),
+        (given("--html"), settings.html),
+        (given("--trace"), settings.trace),
+        (given("--checkpoint" if settings.checkpoint else "--output"), settings.checkpoint_path),
+        (given("--save-profile"), settings.save_profile),
+    )
+    _check_places(((given("--output"), settings.output), *named), settings.store)
     if settings.html is not None:
         check_drawing(given("--html"))
     made = check_outputs(
-        (
-            *((given("--output"), path) for path in _model_files(settings)),
-            (given("--report"), settings.report),
-            (given("--html"), settings.html),
-            (given("--trace"), settings.trace),
-            (given("--checkpoint" if settings.checkpoint else "--output"), settings.checkpoint_path),
-            (given("--save-profile"), settings.save_profile),
-        ),
+        (*((given("--output"), path) for path in _model_files(settings)), *named),
         (
             ("the experiment file", experiment),
             (given("--weights"), settings.weights),
@@ -143,17 +145,25 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
     return made
 
 
-def _check_place(settings: TrainSettings) -> None:
-    """Raise :class:`UsageError` for a run folder among the files of a local store."""
-    store, output = settings.store, settings.output
-    if store is None or output is None or ("://" in store and not store.startswith("file://")):
-        return
-    root = os.path.realpath(user_path(store.removeprefix("file://"), "--store"))
-    inside = Path(os.path.relpath(os.path.realpath(output), root)).parts
-    if not inside or inside[0] in ("datasets", "models"):
-        raise UsageError(
-            f"--output {output}: lies among the files of the store {store}; name a folder of its own"
-        )
+def _check_places(outputs: Iterable[Named], store: str | None) -> None:
+    """Raise :class:`UsageError` for an output among the files of a local store, also of one that only servers know.
+
+    Args:
+        outputs: pairs of a flag and a path; None for no file.
+        store: the store that the user names; None for none.
+    """
+    root = None
+    if store is not None and ("://" not in store or store.startswith("file://")):
+        with suppress(UsageError):  # told by whoever opens it
+            root = Path(os.path.realpath(user_path(store.removeprefix("file://"), "--store")))
+    for flag, path in outputs:
+        target = Path(os.path.realpath(path or "."))
+        for folder in (target, *target.parents) if path else ():
+            if lies_in_store(target, folder) and (folder == root or is_store(folder)):
+                name = store if folder == root else folder
+                raise UsageError(
+                    f"{flag} {path}: lies among the files of the store {name}; name a place of its own"
+                )
 
 
 def _model_files(training: TrainingSettings) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from hapi.data.listing import STORE_FOLDERS
 from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.ingest.formats.registry import FORMATS, Format, choose
 from hapi.ingest.parts import training_and_other
@@ -16,8 +17,6 @@ from hapi.paths import user_path
 from hapi.store.base import ObjectInfo, ObjectStore, check_key, check_prefix
 from hapi.text import counted, printable
 
-_OWN = ("datasets", "models")
-"""Folders of a store that Hapi writes."""
 _WORDS = re.compile(r"[^A-Za-z]+")
 
 
@@ -55,7 +54,7 @@ def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> F
     listed = [
         info
         for info in store.list(prefix)
-        if info.key.partition("/")[0] not in _OWN
+        if info.key.partition("/")[0] not in STORE_FOLDERS
         and (pattern is None or fnmatchcase(info.key[below:], pattern))
     ]
     if not listed:
@@ -130,9 +129,9 @@ def _checked_prefix(store: ObjectStore, folder: str) -> str:
             f"{folder} is not in the store {store.url}: give the key prefix of the shards there, as FOLDER, without "
             "empty parts or leading dots"
         ) from None
-    if prefix.partition("/")[0] in _OWN:
+    if prefix.partition("/")[0] in STORE_FOLDERS:
         raise UsageError(
-            f"{store.url}/{prefix}: {_OWN[0]}/ and {_OWN[1]}/ of a store are Hapi's own; if these are yours, "
+            f"{store.url}/{prefix}: this folder of a store is Hapi's own; if the files are yours, "
             f"make {prefix.partition('/')[0]} the store: hapi index {prefix.partition('/')[2] or '.'} "
             f"{store.url}/{prefix.partition('/')[0]}/NAME"
         )
