@@ -51,11 +51,11 @@ def _names(listed: Any) -> list[str]:
         raise BadRequestError("the list of datasets has another form than agreed") from None
 
 
-def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
-    """Return the dataset's own transform, or the settings' image size with the dataset's own normalisation."""
+def transform_of(settings: DataSettings, own: TransformSpec | None) -> TransformSpec | None:
+    """Return a dataset's ``own`` transform, or the settings' image size with the dataset's own normalisation."""
     if settings.image_size is None:
-        return description.transform
-    spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
+        return own
+    spec = TransformSpec.for_image_size(settings.image_size)
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
 
 

@@ -19,7 +19,7 @@ from hapi.client.settings import (
 from hapi.codecs.names import LOSSY
 from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.listing import check_store
-from hapi.errors import ModelError, UsageError
+from hapi.errors import HapiError, ModelError, UsageError
 from hapi.factories import check_module, is_factory
 from hapi.models.zoo.names import check_model, check_weights, could_be_layer
 from hapi.paths import user_path
@@ -115,25 +115,60 @@ def fixed_split(settings: PlanningSettings) -> str:
 
 
 def check_layers(settings: SessionSettings) -> None:
-    """Check the freeze and a fixed split against a library's network, which is known without its dataset.
+    """Check the network, its head, the freeze and a fixed split, as far as this machine alone can tell.
+
+    The images' form and the classes are those of the dataset in a local store; without one, a library's network is
+    taken to suit them.
 
     Raises:
+        ModelError: the network cannot be made, divided, or given a head for the classes.
         UsageError: there is no such layer, or it cannot be frozen or split at.
     """
-    fixed = settings.split not in STRATEGY_NAMES
-    own = settings.model.startswith(STORE_PREFIX) or is_factory(settings.model)
-    if own or (settings.freeze is None and not fixed):
+    own, fixed = is_factory(settings.model), settings.split not in STRATEGY_NAMES
+    if settings.model.startswith(STORE_PREFIX) or not (own or fixed or settings.freeze is not None):
         return
-    from hapi.models.zoo.build import ModelSpec, structure
+    from hapi.client.soundness import check_head
+    from hapi.models.zoo.build import ModelSpec, build, headed_structure
     from hapi.models.zoo.freeze import choose_freeze
 
-    side = settings.image_size or TransformSpec().crop
-    try:
-        spec = ModelSpec(architecture=settings.model, blocks=settings.blocks, input_shape=(3, side, side))
-        model = structure(spec)
-    except ModelError:  # it may be one for the dataset's inputs
+    found, side = _local_form(settings), settings.image_size or TransformSpec().crop
+    if own and found is None:
         return
+    shape, classes = found or ((3, side, side), None)
+    spec = ModelSpec(
+        architecture=settings.model, num_classes=classes, input_shape=shape, blocks=settings.blocks
+    )
+    try:
+        check_head(spec, classes or 1, allow_import=own)
+        model = headed_structure(spec, allow_import=own)
+    except ModelError:
+        if found is None:  # it may be one for the dataset's inputs
+            return
+        if not own:
+            raise
+        model = build(spec, allow_import=own)  # the factory's code may need values, which a structure has not
     resolve_split(model, settings.split, choose_freeze(model, settings.freeze))
+
+
+def _local_form(settings: SessionSettings) -> tuple[tuple[int, ...], int] | None:
+    """Shape of an input and number of classes of the dataset in a local store; None where they are not known.
+
+    What is wrong with the dataset is told by its server.
+    """
+    from hapi.client.dataset_choice import transform_of
+    from hapi.data.manifest import Manifest, manifest_key
+    from hapi.data.transforms.pipeline import input_shape
+
+    try:
+        store = _folder(settings)
+        names = [] if store is None else store.list_names("datasets")
+        name = names[0] if settings.dataset is None and len(names) == 1 else settings.dataset
+        if store is None or name is None:
+            return None
+        manifest = Manifest.from_bytes(store.get(manifest_key(name)), name, store.url)
+        return input_shape(manifest.layout, transform_of(settings, manifest.transform)), len(manifest.classes)
+    except HapiError:
+        return None
 
 
 def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tuple[str | None, int]:

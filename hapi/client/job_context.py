@@ -242,7 +242,7 @@ def _build_context(
     order = order_of(settings, description)
     layout, transform = (
         SampleLayout.from_json(description.layout, answer=True),
-        transform_of(settings, description),
+        transform_of(settings, description.transform),
     )
     shape = check_inputs(description, transform)
     model = open_client_model(
@@ -287,7 +287,7 @@ def _build_context(
         held_out=held_out or description,
         transforms=(
             augmented(transform, layout, settings.augment),
-            transform if held_out is None else transform_of(settings, held_out),
+            transform if held_out is None else transform_of(settings, held_out.transform),
         ),
         views=settings.augment_views,
         cache_folder=cache,

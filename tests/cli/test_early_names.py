@@ -15,7 +15,7 @@ from support.local_job import pack_blobs
 from hapi.cli.main import main
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
-from hapi.errors import HapiError, UsageError
+from hapi.errors import HapiError, ModelError, UsageError
 
 ROWS = (
     (
@@ -119,6 +119,12 @@ def test_a_session_starts_no_server(
         Session.open(SessionSettings(**{"store": "one", **wrong}))  # type: ignore[arg-type]
 
 
+def awaited(*arguments: object, meanwhile: Callable[[], None], **options: object) -> None:
+    """Take an embedded server's place until it would be awaited."""
+    meanwhile()
+    pytest.fail("the server was awaited")
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -133,13 +139,79 @@ def test_a_session_starts_no_server(
 def test_layers_are_told_while_a_server_starts(
     place: Path, wrong: dict[str, int | str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def started(*arguments: object, meanwhile: Callable[[], None], **options: object) -> None:
-        meanwhile()
-        pytest.fail("the server was awaited")
-
-    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", started)
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", awaited)
     with pytest.raises(UsageError, match=re.escape(says)):
         Session.open(SessionSettings(store="one", model="resnet18", **wrong))  # type: ignore[arg-type]
+
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, way, inputs=3 * 32 * 32):
+        super().__init__()
+        self.flat, self.first = nn.Flatten(), nn.Linear(inputs, 4)
+        self.one, self.two, self.way = nn.Linear(4, num_classes), nn.Linear(4, num_classes), way
+
+    def forward(self, x):
+        x = self.first(self.flat(x))
+        if self.way == "pair":
+            return self.one(x), self.two(x)
+        if self.way == "one":
+            return self.one(x)
+        if self.way == "joined":
+            return torch.cat([self.one(x), self.two(x)], 1)
+        if self.way == "values" and x.sum() > 0:
+            return self.one(x)
+        return self.one(x) + self.two(x)
+
+
+def pair(num_classes): return Net(num_classes, "pair")
+def joined(num_classes): return Net(num_classes, "joined")
+def values(num_classes): return Net(num_classes, "values")
+def added(num_classes): return Net(num_classes, "added")
+def other_size(num_classes): return Net(num_classes, "added", 5)
+
+
+def loaded(num_classes):
+    made = Net(num_classes, "one")
+    made.load_state_dict({name: torch.zeros(value.shape) for name, value in made.state_dict().items()})
+    return made
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("pair", "the model returns a tuple, not one tensor"),
+        ("joined", "no Linear or Conv2d with 2000 outputs was found, so the head cannot be replaced"),
+        ("values", "Net cannot be traced: "),
+        ("added", "two was made for 4 classes, and now "),
+        ("other_size", "mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_what_a_factory_makes_is_told_while_a_server_starts(
+    place: Path, model: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "early_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", awaited)
+    with pytest.raises(ModelError, match=re.escape(says)) as raised:
+        Session.open(SessionSettings(store="one", model=f"early_nets:{model}"))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_factory_that_loads_its_weights_is_checked_without_a_word(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "loading_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", awaited)
+    with pytest.raises(pytest.fail.Exception, match="awaited"):
+        Session.open(SessionSettings(store="one", model="loading_nets:loaded"))
 
 
 def test_servers_elsewhere_know_their_names_themselves(place: Path) -> None:

@@ -154,9 +154,9 @@ def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
         window=1,
         prefers_chunks=False,
     )
-    assert transform_of(DataSettings(), description) == own
+    assert transform_of(DataSettings(), description.transform) == own
     expected = TransformSpec(resize=64, crop=56, mean=own.mean, std=own.std)
-    assert transform_of(DataSettings(image_size=56), description) == expected
+    assert transform_of(DataSettings(image_size=56), description.transform) == expected
 
 
 @pytest.mark.parametrize(

@@ -292,9 +292,10 @@ def _check_form(graph: fx.Graph, mode: str) -> None:
         )
     result = graph.output_node().args[0]
     if not isinstance(result, fx.Node):
+        made = type(result).__name__.removeprefix("immutable_")  # fx's own lists and dicts
         raise ModelError(
-            f"in {mode} mode the model returns a {type(result).__name__}, not one tensor; wrap it in a module"
-            " that returns the tensor to train on (for auxiliary heads: build it without them)"
+            f"in {mode} mode the model returns a {made}, not one tensor; wrap it in a module that returns"
+            " the tensor to train on (for auxiliary heads: build it without them)"
         )
 
 

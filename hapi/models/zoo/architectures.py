@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ def build_structure(architecture: Architecture) -> nn.Module:
     with TRACE_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         try:
-            with _EmptyIsMeta():
+            with _EmptyIsMeta(), warnings.catch_warnings():
+                # A factory that loads weights of its own does so in vain, and torch would tell for each tensor.
+                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
                 return _checked(architecture, architecture.make())
         except Exception:  # a constructor that computes with its own weights needs them
             return _make(architecture)

@@ -129,6 +129,13 @@ def structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredMo
     return model
 
 
+def headed_structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredModel:
+    """Return :func:`structure` with the head of the spec's classes."""
+    architecture = architecture_of(spec, allow_import)
+    model = structure(spec, allow_import=allow_import)
+    return retarget(model, spec.num_classes, spec.head_seed, lambda m: layers_of(architecture, spec, m))
+
+
 def skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
     """Return :func:`structure` from a small cache: a model is traced once for all requests that name it.
 

@@ -33,8 +33,8 @@ def find_head(model: LayeredModel) -> str:
             if outputs(module) == classes:
                 return ".".join(part for part in (path, name) if part)
     raise ModelError(
-        f"no Linear or Conv2d with {classes} outputs was found, so the head cannot be replaced; build the model"
-        " with the right number of classes and leave --num-classes away"
+        f"no Linear or Conv2d with {classes} outputs was found, so the head cannot be replaced; have a factory"
+        " of your own (package.module:factory) make it with one output per class"
     )
 
 
