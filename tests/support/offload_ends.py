@@ -18,7 +18,14 @@ import torch
 from support.offload_loops import groups_of, offloaded, plain, tied_model, train
 
 STEPS = 3
-IN_ORDER = {"last-line": 0, "exit-0": 0, "exit-none": 0, "exit-after-caught": 0, "closed-then-exit-1": 1}
+IN_ORDER = {
+    "last-line": 0,
+    "exit-0": 0,
+    "exit-none": 0,
+    "exit-after-caught": 0,
+    "raised-exit-0": 0,
+    "closed-then-exit-1": 1,
+}
 """Ends that remove the files, and their exit codes."""
 OUT_OF_ORDER = {
     "error": 1,
@@ -87,6 +94,8 @@ if __name__ == "__main__":
         sys.exit(1)
     elif end == "exit-text":
         sys.exit("a line on what is wrong")
+    elif end == "raised-exit-0":
+        raise SystemExit(0)
     elif end == "raised-exit":
         raise SystemExit(1)
     elif end == "caught-exit-then-raised":
