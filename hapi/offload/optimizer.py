@@ -84,7 +84,7 @@ class OffloadedOptimizer(FixedOptimizer):
             buffers=1 if mode == "naive" else BUFFERS,
             has_thread=self._staging is not None or mode == "naive",
         )
-        self._shards = Shards(model, self._parameters, layout)
+        self._shards = Shards(model, self._parameters, layout, store)
         self._records = Records(self._parameters, layout, self._engine, store, self._shards)
         self._pending = PendingGradients(layout, self._parameters, self._engine.has_record)
         self._taken_steps = 0

@@ -6,7 +6,8 @@ others get their new values from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
+from hapi.offload.failures import OffloadError
 from hapi.offload.parameters import TrainedParameter
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import StateStore
@@ -60,8 +62,11 @@ def smallest(model: nn.Module, value: int) -> int:
 class Shards:
     """The processes of one training. Every method is called by all of them, in the same order."""
 
-    def __init__(self, model: nn.Module, parameters: Sequence[TrainedParameter], layout: Layout) -> None:
-        """``parameters`` by number; ``layout`` says who keeps what."""
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[TrainedParameter], layout: Layout, store: StateStore
+    ) -> None:
+        """``parameters`` by number; ``layout`` says who keeps what; ``store`` has what is committed."""
+        self._store = store
         self._model, self._parameters, self._pieces = model, parameters, layout.pieces
         self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
         self.rank, self.ranks = shares_of(model)
@@ -73,7 +78,8 @@ class Shards:
 
     def meet(self) -> None:
         """Wait for the other processes."""
-        smallest(self._model, 0)
+        with self._together():
+            smallest(self._model, 0)
 
     @torch.no_grad()
     def share_values(self, numbers: Iterable[int]) -> None:
@@ -102,4 +108,19 @@ class Shards:
 
     def _broadcast(self, piece: StatePiece, values: torch.Tensor) -> None:
         source = piece.rank if self._group is None else dist.get_global_rank(self._group, piece.rank)
-        dist.broadcast(values, source, group=self._group)
+        with self._together():
+            dist.broadcast(values, source, group=self._group)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Exchange something with the other processes in the block; OffloadError where one of them is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            steps = 0 if self._store.committed is None else self._store.committed.steps
+            reason = str(error).strip().partition("\n")[0]
+            raise OffloadError(
+                f"rank {self.rank} does not reach another rank of this training, which has ended or lost its "
+                f"connection ({reason}); rank {self.rank} has committed step {steps}, and a next run of all ranks goes "
+                "on from the last step that all of them have"
+            ) from error

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from support.offload_loops import *
 rank, folder, way, steps, dies = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+how = sys.argv[6]
 dist.init_process_group("gloo", f"file://{folder}/meet-{way}-{dies}", rank=rank, world_size=2)
 model = DistributedDataParallel(tied_model())
 optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
@@ -36,28 +37,37 @@ for step in range(optimizer.steps if way == "disk" else 0, steps):
         with nullcontext() if last else model.no_sync():
             inputs, labels = batch(model.module, 100 * step + 10 * last + rank)
             nn.functional.cross_entropy(model(inputs), labels).backward()
+    if step + 1 == dies and rank == 1 and how == "before a step":
+        os._exit(1)
     if step % 2:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
-    if step + 1 == dies and rank == 1:
+    if step + 1 == dies and rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if step + 1 == dies and rank == 1 and how == "in order":
+        sys.exit(0)
 state = optimizer.state_dict()
 if rank == 0:
     torch.save((model.module.state_dict(), state), folder / f"{way}.pt")
 dist.barrier()
+if how == "an error at the end" and rank == 0:
+    raise RuntimeError("its model was not saved")
 if way == "disk":
     optimizer.close()
 dist.destroy_process_group()
 """
 
 
-def run(folder: Path, way: str, steps: int, dies: int = 0) -> list[int]:
-    """Train with two processes; return how they ended."""
+def run(folder: Path, way: str, steps: int, dies: int = 0, how: str = "killed") -> list[int]:
+    """Train with two processes, the second of which may end early; return how they ended."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
-    arguments = [str(folder), way, str(steps), str(dies)]
+    arguments = [str(folder), way, str(steps), str(dies), how]
     command = [sys.executable, "-c", TRAINER]
-    ranks = [subprocess.Popen([*command, str(rank), *arguments], env=environment) for rank in (0, 1)]
-    if dies:
+    ranks = []
+    for rank in (0, 1):
+        with (folder / f"errors-{rank}").open("w") as errors:
+            ranks.append(subprocess.Popen([*command, str(rank), *arguments], env=environment, stderr=errors))
+    if dies and how == "killed":
         ranks[1].wait(240)
         ranks[0].kill()
     return [rank.wait(240) for rank in ranks]
@@ -82,6 +92,25 @@ def test_two_processes_share_the_states_and_survive_a_kill(tmp_path: Path) -> No
     assert all(torch.equal(value, found[name]) for name, value in weights.items())
     for number, state in states["state"].items():  # type: ignore[attr-defined]
         assert all(torch.equal(value, offloaded["state"][number][name]) for name, value in state.items())  # type: ignore[index]
+    assert not list((tmp_path / "states").rglob("hapi-offload"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["before a step", "in order", "an error at the end"])
+def test_a_rank_that_ends_alone_loses_nothing(how: str, tmp_path: Path) -> None:
+    """Files of a rank that ended in order are there as long as another one may need them."""
+    assert run(tmp_path, "memory", 7) == [0, 0]
+    codes = run(tmp_path, "disk", 7, dies=4, how=how)
+    assert codes == [1, 1 if how == "before a step" else 0]
+    said = [line for line in (tmp_path / "errors-0").read_text(encoding="utf-8").splitlines() if line]
+    if how == "before a step":
+        errors = [line for line in said if line.startswith("hapi.offload.failures.OffloadError")]
+        assert len(errors) == 1 and "rank 0 does not reach another rank" in errors[0]
+        assert "has committed step" in errors[0]
+    assert all((tmp_path / "states" / f"hapi-rank{rank}" / "hapi-offload").exists() for rank in (0, 1))
+    assert run(tmp_path, "disk", 7) == [0, 0]
+    (weights, _), (found, _) = results(tmp_path, "memory"), results(tmp_path, "disk")
+    assert all(torch.equal(value, found[name]) for name, value in weights.items())
     assert not list((tmp_path / "states").rglob("hapi-offload"))
 
 

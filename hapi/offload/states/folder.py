@@ -23,7 +23,9 @@ NAME = "hapi-offload"
 """Folder that is made in the one that the user names; it is removed at the end."""
 LACKING = "gradient-lacked"
 """File that is there after an end because a gradient was not kept: the next process keeps them."""
-_FILES = ("states", "gradients", "commit", "job.json", LACKING, "lock")
+_ENDED = "ended"
+"""File that a rank's folder has when that rank ended in order: it is removed with the last one's."""
+_FILES = ("states", "gradients", "commit", "job.json", LACKING, _ENDED, "lock")
 _FORMAT = 1
 _RANK = re.compile(r"hapi-rank\d+")
 
@@ -89,12 +91,15 @@ class OffloadFolder:
         self.is_new = found is None or not (resumes or found.get("resumes", True))
         """Whether there is nothing to go on from."""
         if self.is_new:
-            self._remove_files()  # of a process that was killed while it began or ended, or does not go on
+            _remove_files(
+                self.path
+            )  # of a process that was killed while it began or ended, or does not go on
         elif found != self._job:
             self.close(remove=False)
             raise UsageError(
                 f"{self.path} holds the states of another job, which was killed; remove that folder, or name another"
             )
+        (self.path / _ENDED).unlink(missing_ok=True)
 
     def check_room(self, nbytes: int) -> None:
         """Raise UsageError unless the disk has ``nbytes``, those of this folder's own files included."""
@@ -114,22 +119,33 @@ class OffloadFolder:
                 file.write(json.dumps(self._job).encode())
 
     def close(self, *, remove: bool) -> None:
-        """Unlock; with ``remove`` the files go first, what the job was for before its states."""
-        if remove:
-            self._remove_files()
-            (self.path / "lock").unlink(missing_ok=True)
+        """Unlock; with ``remove`` the files go first, what the job was for before its states.
+
+        Those of a rank stay until all ranks of its job that keep theirs beside it have ended in order, and go then.
+        """
+        removed = self._ended() if remove else []
+        for path in removed:
+            _remove_files(path)
+            (path / "lock").unlink(missing_ok=True)
         if self._lock >= 0:
             close_own(self._lock)
             self._lock = -1
-        if remove:
+        for path in removed:
             with suppress(OSError):  # another process began, or a user put something there
-                self.path.rmdir()
-                if _RANK.fullmatch(self.path.parent.name):
-                    self.path.parent.rmdir()
+                path.rmdir()
+                if _RANK.fullmatch(path.parent.name):
+                    path.parent.rmdir()
 
-    def _remove_files(self) -> None:
-        for name in reversed(_FILES[:-1]):
-            (self.path / name).unlink(missing_ok=True)
+    def _ended(self) -> list[Path]:
+        """Return the folders that are not needed any more when this one is not."""
+        job = _found(self.path)
+        if job is None or not _RANK.fullmatch(self.path.parent.name):
+            return [self.path]
+        with suppress(OSError):
+            (self.path / _ENDED).touch()
+        paths = [rank / NAME for rank in self.path.parent.parent.iterdir() if _RANK.fullmatch(rank.name)]
+        ranks = [path for path in paths if _found(path) == job]
+        return ranks if all((path / _ENDED).exists() for path in ranks) else []
 
     def _is_lock_in_place(self) -> bool:
         """Whether the locked file is the one of that name: the process before may just have removed it."""
@@ -138,6 +154,11 @@ class OffloadFolder:
         except OSError:
             return False
         return found.st_ino == os.fstat(self._lock).st_ino
+
+
+def _remove_files(path: Path) -> None:
+    for name in reversed(_FILES[:-1]):
+        (path / name).unlink(missing_ok=True)
 
 
 def _job(signature: str, number: int, drives: int, *, resumes: bool) -> dict[str, Any]:
