@@ -40,11 +40,11 @@ class UndoLogStates(DiskStates):
         if is_in_place and not start:
             self._before[piece.number] = buffer[: piece.states_bytes].copy()
 
-    def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
+    def write(self, piece: StatePiece, slot: int, buffer: Bytes, start: int = 0) -> None:
         """Write a record in place, once the one before is in the log."""
         if self._in_place.get(piece.number) == 1 - slot:
             self._log(piece)
-        super().write(piece, 0, buffer)
+        super().write(piece, 0, buffer, start)
         self._in_place[piece.number] = slot
 
     def _log(self, piece: StatePiece) -> None:

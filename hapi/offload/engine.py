@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from hapi.arrays import Bytes
 from hapi.errors import UsageError
 from hapi.offload.pieces import Layout, StatePiece
 from hapi.offload.states.base import Commit, StateStore, buffer_of
-from hapi.offload.states.queues import DriveQueue, Loaded, Write
+from hapi.offload.states.queues import DriveQueue, Loaded, Traffic, Write, first_of
 from hapi.profiler.offload_costs import BUFFERS, MOST_BUFFERS
 
-
-@dataclass
-class Traffic:
-    """Counts of what the engine did."""
-
-    bytes_read: int = 0
-    bytes_written: int = 0
-    read_seconds: float = 0.0
-    write_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    commit_seconds: float = 0.0
-    waited_seconds: float = 0.0
-    """The training's thread waited so long for updates."""
-    pieces: int = 0
+_RECORDED = 2
+"""Bit of a piece's slot in a commit: it holds a record."""
 
 
 class Engine:
@@ -69,10 +56,13 @@ class Engine:
         self._update, self._reads_master = update, reads_master
         self.traffic = Traffic()
         committed = store.committed
-        self.slots = bytearray(b"\1" * len(layout.pieces) if committed is None else committed.slots)
+        slots = b"\1" * len(layout.pieces) if committed is None else committed.slots
+        self.slots = bytearray(slot & 1 for slot in slots)
         """Valid slot of each piece."""
-        self.has_record = [False] * len(layout.pieces)
+        self.has_record = [bool(slot & _RECORDED) for slot in slots]
         """Whether the valid slot of a piece holds anything."""
+        self._new: set[int] = set()
+        """Pieces whose valid slot is that of the commit to come."""
         self._step = 1 if committed is None else committed.number + 1
         """Number of the commit that is being computed."""
         self._durable = self._step - 1
@@ -195,18 +185,38 @@ class Engine:
         """Write a record into a piece's other slot at once: states that come from elsewhere, after :meth:`settle`."""
         self._store.write(self._pieces[number], 1 - self.slots[number], record)
 
-    def commit(
-        self, written: Iterable[int], steps: int, parameter_steps: Iterable[int], extra: bytes
-    ) -> None:
-        """Make the new records of ``written`` valid as soon as they are durable; does not wait for that."""
-        self._wait(lambda: self._commit is None)
+    def finish(self, written: Iterable[int]) -> None:
+        """Let the new records of ``written`` be the valid ones; :meth:`commit` makes them so for good."""
         with self._condition:
             for number in written:
-                self.slots[number] = 1 - self.slots[number]
-                self.has_record[number] = True
-            self._commit = Commit(self._step, steps, bytes(self.slots), tuple(parameter_steps), extra)
+                self._flip(number)
             self._step += 1
+
+    def amend(self, number: int, change: Callable[[Bytes], None]) -> None:
+        """Let ``change`` write master weights into a piece's record, for the commit to come."""
+        self._wait(lambda: not self._writing[number] and self._commit is None)
+        piece, is_new = self._pieces[number], number in self._new
+        record, start = buffer_of(piece.nbytes), piece.states_bytes if is_new else 0
+        if self.has_record[number]:
+            self._store.read(piece, self.slots[number], record, start, piece.nbytes)
+        change(record)
+        if not is_new:
+            self._flip(number)
+        self._store.write(piece, self.slots[number], record, start)
+
+    def commit(self, steps: int, parameter_steps: Iterable[int], extra: bytes) -> None:
+        """Make the valid records those of a next process as soon as they are durable; does not wait for that."""
+        self._wait(lambda: self._commit is None)
+        with self._condition:
+            slots = bytes(s + _RECORDED * has for s, has in zip(self.slots, self.has_record, strict=True))
+            self._commit = Commit(self._step - 1, steps, slots, tuple(parameter_steps), extra)
+            self._new.clear()
             self._condition.notify_all()
+
+    def _flip(self, number: int) -> None:
+        self.slots[number] = 1 - self.slots[number]
+        self.has_record[number] = True
+        self._new.add(number)
 
     def close(self) -> None:
         """Finish the last commit and end the threads; work that is not committed is dropped."""
@@ -280,10 +290,10 @@ class Engine:
 
     def _next_read(self, drive: DriveQueue) -> int | None:
         """Number to read now: first one whose gradient is there, then one that is expected; None without a buffer."""
-        wanted = _first(drive.asked, self._loaded, self._loading, self._computing, among=self._submitted)
+        wanted = first_of(drive.asked, self._loaded, self._loading, self._computing, among=self._submitted)
         is_asked = wanted is not None
         if wanted is None:
-            wanted = _first(drive.expected, self._loaded, self._loading, self._taken)
+            wanted = first_of(drive.expected, self._loaded, self._loading, self._taken)
         if wanted is None or self._writing[wanted]:
             return None
         if is_asked and not drive.free and not drive.writes and not drive.writing:
@@ -388,12 +398,3 @@ class Engine:
                 self._durable, self._commit = commit.number, None
                 self.traffic.commit_seconds += time.perf_counter() - began
                 self._condition.notify_all()
-
-
-def _first(pieces: deque[int], *without: Collection[int], among: Collection[int] | None = None) -> int | None:
-    """First of ``pieces`` that is in none of the others, and ``among`` some; those before it are dropped."""
-    while pieces and (
-        any(pieces[0] in others for others in without) or (among is not None and pieces[0] not in among)
-    ):
-        pieces.popleft()
-    return pieces[0] if pieces else None

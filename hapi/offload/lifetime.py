@@ -6,13 +6,13 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from hapi.errors import UsageError
+from hapi.errors import HapiError, UsageError
 from hapi.offload.engine import Engine
 from hapi.offload.failures import failure
 from hapi.offload.loop.kept_gradients import KeptGradients
@@ -33,6 +33,8 @@ class Lifetime:
         self._engine, self._kept, self._store, self._where = engine, kept, store, where
         self.handles: list[Any] = []
         """Hooks to be removed at the end."""
+        self.before_keeping: Callable[[bool], None] = lambda in_error: None
+        """Called before the files are closed for a next process, with whether the process ends in an error."""
         self._closed = self._failed = False
         self._lock = threading.RLock()  # backward has a thread for each device
         self._process = os.getpid()
@@ -65,21 +67,31 @@ class Lifetime:
         return os.getpid() == self._process
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it is open, in the process that made it."""
+        return self._is_own and not self._closed
+
+    @property
     def is_sound(self) -> bool:
-        """Whether it is open, and nothing went wrong."""
-        return self._is_own and not self._closed and not self._failed
+        """Whether it is usable, and nothing went wrong."""
+        return self.is_usable and not self._failed
 
     def has_recovered(self) -> None:
         """Note a whole step: what went wrong before it, and was caught, leaves nothing to go on from."""
         self._failed = False
 
-    def close(self, *, remove: bool) -> None:
+    def close(self, *, remove: bool, in_error: bool = False) -> None:
         """Finish the last commit, end the threads, and remove the files unless a next run goes on from a failure.
 
-        A forked process leaves all to its parent.
+        A forked process leaves all to its parent. ``in_error`` is whether an error ends the training.
         """
-        if self._closed or not self._is_own:
+        if not self.is_usable:
             return
+        if self.is_sound and not remove:
+            try:
+                self.before_keeping(in_error)
+            except HapiError as error:
+                log.warning("%s", error)
         self._closed = True
         atexit.unregister(self._at_exit)
         self._forget_child()
@@ -102,7 +114,7 @@ class Lifetime:
     def _end(self, is_in_order: bool) -> None:
         """Close at the process's end; what is left is for the next run unless this one ended in order."""
         keeps = self._ending is not None and not is_in_order
-        self.close(remove=not keeps)
+        self.close(remove=not keeps, in_error=keeps)
         committed = self._store.committed
         if keeps and committed is not None:
             log.warning("%s keeps step %d, from which the next run goes on", self._where, committed.steps)

@@ -14,7 +14,7 @@ from torch import nn
 from hapi.errors import HapiError
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.device_staging import staging_for
-from hapi.offload.engine import Engine, Traffic
+from hapi.offload.engine import Engine
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.admission import check_gradient
 from hapi.offload.loop.expectation import Expectation
@@ -33,7 +33,7 @@ from hapi.offload.records import Records
 from hapi.offload.shards import Shards
 from hapi.offload.small_state import SmallState
 from hapi.offload.states.base import StateStore
-from hapi.offload.states.queues import Loaded
+from hapi.offload.states.queues import Loaded, Traffic
 from hapi.offload.updates import PieceUpdate, options_of, same_options
 from hapi.profiler.offload_costs import BUFFERS, PENDING_BYTES
 
@@ -103,16 +103,18 @@ class OffloadedOptimizer(FixedOptimizer):
         self._ahead = Speculation(
             self._parameters, self._engine, self._records, self._expected, self._give_values_back
         )
-        self._states = StateExchange(self._parameters, self._engine, self._records, small, self._ahead)
+        self._states = StateExchange(
+            self._parameters, self._engine, self._records, small, self._ahead, holds=resumes
+        )
+        self._lifetime.before_keeping = lambda in_error: self._seal(takes_buffers=True, in_error=in_error)
         with self._lifetime.guarded():
             self._states.take_over(optimizer, store, where, self.param_groups)
-            self._opt_called = (
-                store.committed is not None
-            )  # for schedulers, which are moved on before the next step
-        if self._is_alone:
-            self._lifetime.handles += attach(
-                model, self._parameters, self._on_gradient, self._ahead.pieces, self._give_values_back
-            )
+            # For schedulers, which are moved on before the next step.
+            self._opt_called = store.committed is not None
+        self._lifetime.handles += attach(
+            model, self._parameters, self._on_gradient if self._is_alone else None, self._ahead.pieces,
+            self._give_values_back, lambda: self._seal(takes_buffers=True), self._note_compiling,
+        )  # fmt: skip
         for known in self._parameters:
             known.kept, known.on_change = self._kept, self._ahead.undo
         self._begin()
@@ -124,13 +126,7 @@ class OffloadedOptimizer(FixedOptimizer):
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         return self._states.steps
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of the gradients as they are now, and commit it.
-
-        Raises:
-            OffloadError: the place of the states failed; the last committed step is intact.
-            GradientGoneError: the loop changed a gradient that was not kept.
-        """
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -138,8 +134,9 @@ class OffloadedOptimizer(FixedOptimizer):
         if not self.take_scale():
             return loss
         with self._lifetime.guarded():
+            self._states.seal()
             self._states.take_back(self.param_groups)
-            active = self._gather()
+            active = self._ahead.gather()
             options = self._options()
             self._engine.drain()
             check_untouched(self._parameters)
@@ -165,6 +162,7 @@ class OffloadedOptimizer(FixedOptimizer):
         self._begin()
         return loss
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients; with ``set_to_none`` False they become zeros."""
         with self._lifetime.guarded():
@@ -236,20 +234,23 @@ class OffloadedOptimizer(FixedOptimizer):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close; after an error the files stay for a next process."""
-        self.close(remove=error is None)
+        self._close(remove=error is None, in_error=error is not None)
 
     def close(self, *, remove: bool = True) -> None:
         """Finish the last commit and end; the files are removed, or kept for a next process.
 
         A step that was computed ahead and not taken leaves the values before it.
         """
+        self._close(remove=remove, in_error=False)
+
+    def _close(self, *, remove: bool, in_error: bool) -> None:
         self._activations.close()
         if self._lifetime.is_sound:
             try:
                 self._give_values_back()
             except HapiError as error:
                 log.warning("%s", error)
-        self._lifetime.close(remove=remove)
+        self._lifetime.close(remove=remove, in_error=in_error)
 
     # -- hooks -----------------------------------------------------------------------------------------------
 
@@ -257,7 +258,21 @@ class OffloadedOptimizer(FixedOptimizer):
         with self._lifetime.guarded():
             self._ahead.put_aside()
 
+    def _note_compiling(self) -> None:
+        """Compute nothing ahead where compiled code uses values between backward and step, which no hook sees."""
+        if self._ahead.pieces:
+            self._give_values_back()
+            self._ahead.forbid()
+
+    def _seal(self, *, takes_buffers: bool = False, in_error: bool = False) -> None:
+        """Commit the step before, if that was not done."""
+        if self._states.is_open and self._lifetime.is_usable:
+            with self._lifetime.guarded():
+                if self._states.seal(takes_buffers=takes_buffers, in_error=in_error):
+                    self._expect_pieces()
+
     def _on_gradient(self, known: TrainedParameter) -> None:
+        self._seal()
         with self._lifetime.guarded():
             gradient = known.own_gradient()
             if gradient is None:
@@ -354,29 +369,11 @@ class OffloadedOptimizer(FixedOptimizer):
             known.is_carried = known.has_gradient
             known.pieces_left = len(known.pieces)
             known.passes = 0
+        self._expect_pieces()
+
+    def _expect_pieces(self) -> None:
         order = self._expected.order if self._expected.is_on else ()
         self._engine.expect(number for number in order if self._pending.is_awaited(number))
-
-    def _gather(self) -> list[TrainedParameter]:
-        """Return the parameters with a gradient, as the loop left them."""
-        active = []
-        for known in self._parameters:
-            gradient = known.own_gradient()
-            if known.has_moved or known.find_change():
-                self._expected.forbid()
-            if known.has_gradient and gradient is not known.offloaded:
-                if known.is_submitted:
-                    self._ahead.undo()
-                known.drop()
-            if gradient is None:
-                continue
-            known.check_kept()
-            if not known.has_gradient:
-                check_gradient(known.name, known.parameter, gradient)
-                known.take(gradient)
-                known.is_loops_own = True
-            active.append(known)
-        return active
 
     def _options(self) -> list[dict[str, Any]]:
         self.check_options()
@@ -394,4 +391,4 @@ class OffloadedOptimizer(FixedOptimizer):
                 known.drop()
         self._states.steps += 1
         self._taken_steps += 1
-        self._states.commit(self._shards.own(wanted), self.param_groups)
+        self._states.finish(self._shards.own(wanted), self.param_groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,35 @@ class Records:
     def take_over(self) -> None:
         """Give the parameters in memory the values that a killed process committed."""
         for piece in self._layout.pieces:
-            steps = (self._parameters[segment.parameter].steps for segment in piece.segments)
-            self._engine.has_record[piece.number] = any(steps)
+            has_steps = any(self._parameters[segment.parameter].steps for segment in piece.segments)
+            if has_steps or self._shards.ranks > 1:  # others do not know of a record without steps
+                self._engine.has_record[piece.number] = has_steps
         recorded = [number for number, has in enumerate(self._engine.has_record) if has]
         self.restore(self._shards.own(recorded))
         self._shards.share_values(recorded)
         for known in self._parameters:
+            known.settle()
+
+    @torch.no_grad()
+    def amend(self, changed: Collection[TrainedParameter]) -> None:
+        """Write values that a loop gave parameters since the last step into the records of that step."""
+        numbers = sorted({number for known in changed for number in known.pieces})
+        wanted = {known.number for known in changed}
+        for number in self._shards.own(numbers):
+            has_record = self._engine.has_record[number]
+            segments = [
+                one
+                for one in self._layout.pieces[number].segments
+                if one.parameter in wanted or not has_record
+            ]
+
+            def change(record: Bytes, segments: Sequence[Segment] = segments) -> None:
+                for segment in segments:
+                    values = self._parameters[segment.parameter].flat[segment.start : segment.stop]
+                    master_of(segment, record).copy_(values)
+
+            self._engine.amend(number, change)
+        for known in changed:
             known.settle()
 
     def states(self) -> dict[int, dict[str, Any]]:

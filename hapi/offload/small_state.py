@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,9 @@ class SmallState:
             if id(parameter) not in trained
         }
         """Parameters that this optimiser does not train, as they were."""
+        self._options_room = options_room(groups)
+        self._seen: list[Any] = []
+        """Marks of the buffers when they were last captured."""
         self._lacking: set[str] = set()
         """Names of buffers that are not kept, as was said."""
         self.nbytes = len(self.capture(groups))
@@ -66,8 +69,17 @@ class SmallState:
         tensors = [torch.get_rng_state()]
         if self._device is not None:
             tensors.append(torch.cuda.get_rng_state(self._device))
+        generators = b"".join(_bytes(tensor) for tensor in tensors)
+        self._seen = self._marks()
+        return pack_options(groups) + b"".join(map(self._capture, self._buffers)) + generators
+
+    def renewed(self, state: bytes) -> bytes:
+        """Return what :meth:`capture` gave last, with the buffers of now."""
+        if self._marks() == self._seen:
+            return state
+        at = self._options_room
         buffers = b"".join(map(self._capture, self._buffers))
-        return pack_options(groups) + buffers + b"".join(_bytes(tensor) for tensor in tensors)
+        return state[:at] + buffers + state[at + len(buffers) :]
 
     @torch.no_grad()
     def restore(self, state: bytes, groups: Groups) -> bool:
@@ -101,6 +113,10 @@ class SmallState:
                 changed[0],
                 len(changed),
             )
+
+    def _marks(self) -> list[Any]:
+        found = [buffer.tensor() for buffer in self._buffers]
+        return [None if tensor is None else _mark(tensor) for tensor in found]
 
     def _capture(self, buffer: _Buffer) -> bytes:
         """A buffer's bytes after one that says whether they count."""

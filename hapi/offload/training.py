@@ -17,9 +17,8 @@ from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
 from hapi.offload.activations.offload import ActivationOffload, check_policy
-from hapi.offload.engine import Traffic
 from hapi.offload.layer_memory import GradientRoom
-from hapi.offload.loop.admission import check_memory, check_optimizer
+from hapi.offload.loop.admission import check_memory, check_model, check_optimizer
 from hapi.offload.loop.fixed import refuse_steps
 from hapi.offload.loop.hooks import check_not_followed
 from hapi.offload.loop.notices import notice
@@ -35,6 +34,7 @@ from hapi.offload.states.base import StateStore
 from hapi.offload.states.disk import DiskStates
 from hapi.offload.states.folder import NAME, holds, rank_folder
 from hapi.offload.states.host import HostStates
+from hapi.offload.states.queues import Traffic
 from hapi.offload.updates import options_of, state_names
 from hapi.paths import user_path
 from hapi.process.mapped_files import give_back_file_pages
@@ -94,8 +94,7 @@ def offload_training(
     """
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: take one of {', '.join(MODES)}")
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    check_model(model)
     if keep_gradients not in (None, True, False):
         raise UsageError(f"keep_gradients={keep_gradients!r}: give True, False, or None to learn it")
     check_optimizer(optimizer)

@@ -137,7 +137,7 @@ def test_a_commit_comes_when_its_records_are_durable(tmp_path: Path, monkeypatch
     monkeypatch.setattr(CommitFile, "write", committed)
     model = tied_model()
     with offloaded(model, adamw(model), [tmp_path / "a", tmp_path / "b"], mode="serial") as moved:
-        train(model, moved, range(4), plain)
+        train(model, moved, range(5), plain)
     assert len(commits) >= 4 and not any(commits)
 
 

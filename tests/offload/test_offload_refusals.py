@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.offload_loops import backward, images_model, offloaded, plain, train, weights_equal
+from support.offload_loops import backward, batch, images_model, offloaded, plain, train, weights_equal
 from torch import nn
 
 import hapi
@@ -67,11 +67,21 @@ def test_arguments_are_refused_in_one_line(options: dict[str, Any], line: str) -
         (lambda: with_(torch.optim.Adam, capturable=True), "capturable=True cannot be offloaded"),
         (lambda: with_(torch.optim.AdamW, dtype=torch.float64), "is float64: .* float32"),
         (lambda: with_(torch.optim.AdamW, device="meta"), "is on the device meta"),
+        (lambda: scripted(nn.Linear(3, 3)), "the model is a ScriptModule: give .* the module that"),
+        (lambda: scripted(nn.Sequential(nn.Linear(3, 3))), "the layer 0 is a ScriptModule"),
     ],
 )
 def test_models_and_optimizers_are_refused_in_one_line(make: Callable[[], Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         hapi.offload_training(*make(), memory=10)
+
+
+def scripted(model: nn.Module) -> tuple[nn.Module, Any]:
+    if isinstance(model, nn.Sequential):
+        model[0] = torch.jit.script(model[0])
+        return model, adamw(model)
+    made: Any = torch.jit.script(model)
+    return made, adamw(made)
 
 
 def with_(kind: Any, *, capturable: bool = False, **more: Any) -> tuple[nn.Module, Any]:
@@ -182,17 +192,21 @@ def test_an_error_that_was_caught_leaves_no_files(
 
 
 def test_gradients_that_cannot_be_used_before_the_step_leave_the_memory(tmp_path: Path) -> None:
-    """A loop that changes all weights after each step: nothing can be computed ahead."""
+    """A loop that changes biases within the pass: nothing of them can be computed ahead."""
 
     def loop(model: nn.Module, optimizer: Any, step: int) -> None:
         optimizer.zero_grad()
-        backward(model, step)
-        if optimizer is moved and step > 4:
-            assert not sum(known.bytes_in_memory for known in moved._parameters)
-        optimizer.step()
+        inputs, labels = batch(model, step)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        biases = [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(0.99)
+            for bias in biases:
+                bias.mul_(0.99)  # type: ignore[union-attr]
+        loss.backward()
+        if optimizer is moved and step > 4:
+            changed = [known for known in moved._parameters if any(known.parameter is one for one in biases)]
+            assert len(changed) == 3 and not any(known.bytes_in_memory for known in changed)
+        optimizer.step()
 
     model, twin = images_model(), images_model()
     optimizer = adamw(model)

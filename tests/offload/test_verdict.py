@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.offload_loops import groups_of, offloaded, plain, tied_model, train
 from torch.optim import AdamW
 
-from hapi.offload.engine import Traffic
 from hapi.offload.loop.verdict import LAST_STEP, StepWatch, verdict
+from hapi.offload.states.queues import Traffic
 
 
 @pytest.mark.parametrize(

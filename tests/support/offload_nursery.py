@@ -32,12 +32,25 @@ def half() -> nn.Module:
     return images_model().bfloat16()
 
 
+def changed(model: nn.Module, optimizer: Any, step: int) -> None:
+    """Change parameters after the step, so that it shows when that is done twice, or not at all."""
+    plain(model, optimizer, step)
+    for parameter in model.parameters():
+        if step % 2:
+            parameter.data.clamp_(-0.04, 0.04)
+        else:
+            with torch.no_grad():
+                parameter.mul_(0.9)
+
+
 LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None]]] = {
     "plain": (tied_model, plain),
     "clipped": (tied_model, clipped),
     "accumulated": (tied_model, accumulated),
     "half": (half, clipped),
     "scheduled": (tied_model, clipped),
+    "changed": (tied_model, changed),
+    "half changed": (half, changed),
 }
 """The model has tied embeddings, frozen layers between, and two groups."""
 

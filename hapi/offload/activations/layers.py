@@ -26,14 +26,6 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(found.values()) or [("model", model)]
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether torch has compiled a model, or a part of it; what it compiles later is not seen."""
-    return any(
-        type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-
-
 def why_not_recomputed(layer: nn.Module) -> str | None:
     """Say why a layer cannot be recomputed in the mode that it is in; None where it can."""
     for inner in layer.modules():

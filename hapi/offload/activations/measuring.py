@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.cache.disk_rates import measure_disk
@@ -57,7 +58,8 @@ class IterationMeasure:
     def begin_pass(self) -> None:
         """Begin a forward pass of the model."""
         if not self.order:
-            with FlopCounterMode(display=False):  # what torch takes at its first use is no pass's
+            # What torch takes at its first use is no pass's, and no operation that the loop counts.
+            with _disable_current_modes(), FlopCounterMode(display=False):
                 warm_up_libraries()
             for _, module in self._layers:
                 SideEffects(module, ()).found()

@@ -15,16 +15,16 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.offload.activations.calls import dense_bytes, is_transformed, recomputed, tensors_in
+from hapi.offload.activations.compiling import is_compiled, is_traced
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
-from hapi.offload.activations.layers import is_compiled, layers_of, why_not_recomputed
+from hapi.offload.activations.layers import layers_of, why_not_recomputed
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
-from hapi.offload.activations.reporting import planned, tell
+from hapi.offload.activations.reporting import moved, planned, tell
 from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import Swapper
 from hapi.offload.activations.watching import Moment
-from hapi.offload.failures import ActivationError
 from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.loop.notices import notice
@@ -32,8 +32,9 @@ from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
 from hapi.process.free_memory import host_free_bytes
 from hapi.process.mapped_files import give_back_file_pages
-from hapi.units import format_bytes
 
+_COMPILED = "torch compiles the model, so its activations stay in memory"
+"""Cut between layers, its graphs would compute other bits."""
 POLICIES = ("auto", "keep", "swap", "recompute")
 _BUFFER_SHARE = 8
 """Part of the memory that bytes on their way may take: one in so many."""
@@ -61,8 +62,7 @@ class ActivationOffload(BoundToModel):
     offloaded optimiser: without :meth:`step_done` the plan is made when the next forward pass begins.
 
     A layer is never recomputed where its forward pass changes buffers, such as BatchNorm's statistics in training,
-    which would move twice, or draws from Python's or NumPy's generator. :meth:`report` says so. ``torch.compile`` of
-    single layers is not seen through.
+    which would move twice, or draws from Python's or NumPy's generator. :meth:`report` says so.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ActivationOffload(BoundToModel):
             UsageError: an unknown policy, or a folder that cannot be written.
         """
         check_policy(policy)
-        if policy != "keep" and is_compiled(model):  # cut between layers, its graphs would compute other bits
-            notice("torch has compiled the model, so its activations stay in memory")
+        if policy != "keep" and is_compiled(model):
+            notice(_COMPILED)
             policy = "keep"
         self._model, self._memory, self._policy = model, memory, policy
         self._folders = list(folders or ())
@@ -136,15 +136,36 @@ class ActivationOffload(BoundToModel):
             self._model.register_forward_hook(self._end_pass),
         ]
 
-        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._call(module, args, kwargs)
-
         for _, module in self._layers:  # a bound method: a copy of the module gets one that is bound to it
-            self._replaced.append((module, module.__dict__.get("forward")))
-            module.forward = types.MethodType(forward, module)
+            before = module.__dict__.get("forward")
+            self._replaced.append((module, before))
+            module.forward = types.MethodType(self._forward_in_place_of(before), module)
         self._exempt(())
         self._start_measuring()
         return self
+
+    def _forward_in_place_of(self, before: Any) -> Callable[..., Any]:
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_traced(self):  # the compiled code has nothing of this
+                return (
+                    type(module).forward(module, *args, **kwargs)
+                    if before is None
+                    else before(*args, **kwargs)
+                )
+            return self._call(module, before, args, kwargs)
+
+        return forward
+
+    def note_compiling(self) -> None:
+        """Leave activations in memory from now on: torch compiles the model, or a part of it."""
+        if self._policy == "keep":
+            return
+        notice(_COMPILED)
+        self._policy, self._steps_aside, self.spare_bytes = "keep", True, 0
+        if self._measure is not None:
+            self._measure.watch.end()
+        self._measure = self._plan = None
+        self._freed.give_back()
 
     def step_done(self) -> None:
         """Plan if an iteration was measured; an optimiser calls it after each step.
@@ -157,19 +178,10 @@ class ActivationOffload(BoundToModel):
 
     def report(self) -> dict[str, Any]:
         """Return the plan, its prediction and what was measured, as numbers and text for people and programs."""
-        counters, plan, problem = self._swapper.counters, self._plan, self._problem
-        known: dict[str, Any] = {
-            "policy": self._policy,
-            "state": "kept" if not self._handles else "measuring" if plan is None else "planned",
-            "bytes_written": counters.written_bytes,
-            "bytes_read": counters.read_bytes,
-            "bytes_to_host": counters.host_bytes,
-            "seconds_waited": counters.waited_seconds,
-            "tensors_stored": counters.stored_tensors,
-            "tensors_shared": counters.shared_tensors,
-            "peak_bytes": counters.peak_bytes,
-            "layers": [],
-        }
+        plan, problem = self._plan, self._problem
+        is_off = self._policy == "keep" or not self._handles
+        state = "kept" if is_off else "measuring" if plan is None else "planned"
+        known = {"policy": self._policy, "state": state, **moved(self._swapper.counters), "layers": []}
         if plan is not None and problem is not None:
             reasons = {name: why for (name, _), why in zip(self._layers, self._reasons, strict=True)}
             known |= planned(problem, plan, reasons)
@@ -213,7 +225,7 @@ class ActivationOffload(BoundToModel):
         self._swapper.exempt = frozenset(kept)
 
     def _end_pass(self, module: nn.Module, *_: object) -> None:
-        if module is not self._model or not torch.is_grad_enabled():
+        if is_traced(self) or module is not self._model or not torch.is_grad_enabled():
             return
         if self._measure is not None:  # what is not needed any more and still leaves is no layer's own
             self._swapper.let_leave(0)
@@ -223,8 +235,9 @@ class ActivationOffload(BoundToModel):
         self._freed.bound()
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not self._model or not torch.is_grad_enabled() or is_transformed():
-            return  # a copy has this hook too
+        is_own = module is self._model and self._policy != "keep"  # a copy has this hook too
+        if is_traced(self) or not is_own or not torch.is_grad_enabled() or is_transformed():
+            return
         self.step_done()
         inputs = tensors_in((args, kwargs))
         self._exempt(inputs)
@@ -233,6 +246,8 @@ class ActivationOffload(BoundToModel):
             self._largest_input = size
             if self._measure is None:
                 self._start_measuring()
+        if self._measure is not None and is_compiled(self._model):
+            self.note_compiling()
         if self._measure is not None:
             self._measure.begin_pass()
 
@@ -250,10 +265,12 @@ class ActivationOffload(BoundToModel):
         self._rooms = [shared] * len(self._layers)
         self._steps_aside = False
 
-    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, module: nn.Module, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a layer, or a copy of one, whose forward is that of its class."""
         number = self._numbers.get(module)
-        original = self._original(module, number)
-        if number is None or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+        is_own = number is not None and before is not None
+        original = before if is_own else types.MethodType(type(module).forward, module)
+        if number is None or not torch.is_grad_enabled() or self._policy == "keep" or is_transformed():
             return original(*args, **kwargs)
         self._note_call()
         measure = self._measure
@@ -274,11 +291,6 @@ class ActivationOffload(BoundToModel):
             self.step_done()
         elif not self._measure.watch.is_begun:
             self._measure.begin_pass()
-
-    def _original(self, module: nn.Module, number: int | None) -> Any:
-        """Return the forward that was there before; that of its class for a copy of a layer."""
-        before = self._replaced[number][1] if number is not None and number < len(self._replaced) else None
-        return before or types.MethodType(type(module).forward, module)
 
     def _measured_call(
         self,
@@ -360,12 +372,8 @@ class ActivationOffload(BoundToModel):
         )
         problem = Problem(layers=layers, machine=machine, traffic=self._traffic, events=events)
         plan = self._choose(problem)
-        free = self._files.free_bytes() if self._files is not None else 0
-        if self._files is not None and plan.disk_bytes > free:
-            raise ActivationError(
-                f"activations need {format_bytes(plan.disk_bytes)} on disk, which has {format_bytes(free)}: free "
-                "some, or take a smaller batch"
-            )
+        if self._files is not None:
+            self._files.check_room(plan.disk_bytes)
         self._apply(problem, plan)
         if self._traffic != StateTraffic():
             give_back_file_pages()  # of code that measures, and is not used any more

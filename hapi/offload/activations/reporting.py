@@ -6,12 +6,26 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from hapi.offload.activations.counters import Counters
 from hapi.offload.layer_memory import Action
 from hapi.offload.loop.notices import notice
 from hapi.offload.planner import Case, Plan, Problem
 from hapi.units import format_bytes
 
 log = logging.getLogger("hapi.offload")
+
+
+def moved(counters: Counters) -> dict[str, Any]:
+    """Return what was moved so far."""
+    return {
+        "bytes_written": counters.written_bytes,
+        "bytes_read": counters.read_bytes,
+        "bytes_to_host": counters.host_bytes,
+        "seconds_waited": counters.waited_seconds,
+        "tensors_stored": counters.stored_tensors,
+        "tensors_shared": counters.shared_tensors,
+        "peak_bytes": counters.peak_bytes,
+    }
 
 
 def planned(problem: Problem, plan: Plan, reasons: Mapping[str, str | None]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ import numpy as np
 
 from hapi.arrays import Bytes
 from hapi.cache.disk_rates import RateMeter
+from hapi.offload.failures import ActivationError
 from hapi.process.direct_io import ALIGNMENT, NO_DIRECT, aligned, read_whole, transfer_buffer, write_whole
+from hapi.units import format_bytes
 
 _PIECE = 2 << 20
 _STRIPE = 1 << 20
@@ -152,6 +154,15 @@ class SpillFiles:
         reading = [drive.reading.rate for drive in self.drives]
         writing = [drive.writing.rate for drive in self.drives]
         return sum(filter(None, reading)) or None, sum(filter(None, writing)) or None
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise ActivationError unless the drives have so many bytes for striped tensors."""
+        free = self.free_bytes()
+        if nbytes > free:
+            raise ActivationError(
+                f"activations need {format_bytes(nbytes)} on disk, which has {format_bytes(free)}: free some, or take "
+                "a smaller batch"
+            )
 
     def free_bytes(self) -> int:
         """Bytes that a striped tensor finds room for: that of the fullest drive, times the drives."""

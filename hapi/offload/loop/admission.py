@@ -17,6 +17,18 @@ ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def check_model(model: object) -> None:
+    """Raise UsageError for what is no module of Python's, in which nothing can be followed."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{f'the layer {name}' if name else 'the model'} is a ScriptModule: give hapi.offload_training the "
+                "module that torch.jit made it from"
+            )
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimiser that cannot be offloaded exactly, or whose parameters have no size yet."""
     if type(optimizer) not in ELEMENTWISE:

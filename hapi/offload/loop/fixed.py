@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 
 from hapi.errors import UsageError
+from hapi.offload.activations.compiling import is_traced
 
 
 class BoundToModel:
@@ -41,7 +42,7 @@ class FixedOptimizer(torch.optim.Optimizer):
     """An optimiser whose parameters and kinds of states stay those that it began with, and of which there are no
     copies."""
 
-    _is_fixed = False
+    _is_fixed = _is_step_traced = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the parameter groups of an optimiser, torch's defaults of their options, and its hooks."""
@@ -53,6 +54,34 @@ class FixedOptimizer(torch.optim.Optimizer):
         self._is_fixed = True
         self._states_kept = [self._keeping(group) for group in self.param_groups]
         self._members = self._grouped()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of the gradients as they are now.
+
+        Raises:
+            OffloadError: the place of the states failed; the last committed step is intact.
+            GradientGoneError: the loop changed a gradient that was not kept.
+            UsageError: it is called in a compiled function, where steps of torch's own optimisers have other bits.
+        """
+        is_traced(self)
+        return self._checked_step(closure)
+
+    def note_compiling(self) -> None:
+        """Note that torch compiles a function that calls :meth:`step`."""
+        self._is_step_traced = True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _checked_step(self, closure: Callable[[], Any] | None) -> Any:
+        if self._is_step_traced:
+            raise UsageError(
+                "optimizer.step() is called in a function that torch.compile compiles, where steps of torch's own "
+                "optimizers have other bits: compile the model or its loss, and call step() outside"
+            )
+        return self._take_step(closure)
+
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Take the step."""
+        raise NotImplementedError
 
     def check_options(self) -> None:
         """Raise UsageError where groups have other parameters, or options that ask for other states, than at first."""

@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from hapi.errors import UsageError
+from hapi.offload.activations.compiling import is_traced
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.loop.holders import usual_uses
 from hapi.offload.parameters import TrainedParameter
@@ -20,28 +21,32 @@ from hapi.offload.parameters import TrainedParameter
 def attach(
     model: nn.Module,
     parameters: Sequence[TrainedParameter],
-    on_gradient: Callable[[TrainedParameter], None],
+    on_gradient: Callable[[TrainedParameter], None] | None,
     ahead: Collection[int],
     before_use: Callable[[], None],
+    before_pass: Callable[[], None],
+    on_compiling: Callable[[], None],
 ) -> list[Any]:
     """Follow a model's passes.
 
     Args:
         model: has the parameters, or some of them.
         parameters: trained ones, frozen ones among them: a loop may thaw them later.
-        on_gradient: called each time a gradient was accumulated.
+        on_gradient: called each time a gradient was accumulated; None where gradients are reduced first.
         ahead: pieces that are computed for a step that is not taken yet; none most of the time.
         before_use: called before a module's forward pass or ``state_dict`` when parameters of it, or of modules in it,
             take the values of such a step.
+        before_pass: called before a module's forward pass in training.
+        on_compiling: called while torch compiles a module's forward pass, which does without these calls then.
 
     Returns:
         Handles; ``remove()`` ends each.
     """
     usual_uses()  # measured outside of any backward pass
     handles: list[Any] = []
-    for known in parameters:
+    for taking in [] if on_gradient is None else [_GradientHook(known, on_gradient) for known in parameters]:
+        known = taking.known
         with _needing_gradients(known.parameter):
-            taking = _GradientHook(known, on_gradient)
             handles.append(known.parameter.register_post_accumulate_grad_hook(taking))
             handles.append(known.parameter.register_hook(_making_way(known)))
     by_identity = {id(known.parameter): known for known in parameters}
@@ -50,8 +55,11 @@ def attach(
         used = [known for known in found if known is not None]
         if used:
             hook = _UseHook(module, used, ahead, before_use)
-            first = module.register_forward_pre_hook(hook, prepend=True)  # others may read parameters
-            handles += [first, module.register_state_dict_pre_hook(hook)]
+            first = _PassHook(hook, before_pass, on_compiling)
+            handles.append(
+                module.register_forward_pre_hook(first, prepend=True)
+            )  # others may read parameters
+            handles.append(module.register_state_dict_pre_hook(hook))
     return handles
 
 
@@ -74,11 +82,12 @@ class _GradientHook:
     """Hands a parameter's gradient over."""
 
     def __init__(self, known: TrainedParameter, on_gradient: Callable[[TrainedParameter], None]) -> None:
-        self._known, self._on_gradient = known, on_gradient
+        self.known, self._on_gradient = known, on_gradient
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, parameter: torch.Tensor) -> None:
         """Tell of the gradient."""
-        self._on_gradient(self._known)
+        self._on_gradient(self.known)
 
 
 class _UseHook(BoundToModel):
@@ -98,6 +107,27 @@ class _UseHook(BoundToModel):
         """Look whether values of a step that is not taken yet are in memory; a copy has values of its own."""
         if self._ahead and module is self._owner() and any(known.is_submitted for known in self._used):
             self._before_use()
+
+
+class _PassHook(BoundToModel):
+    """Tells of a pass in training before it begins, and of the use of the parameters."""
+
+    def __init__(
+        self, use: _UseHook, before_pass: Callable[[], None], on_compiling: Callable[[], None]
+    ) -> None:
+        self._use, self._before_pass, self._on_compiling = use, before_pass, on_compiling
+
+    def note_compiling(self) -> None:
+        """Tell of the compiler."""
+        self._on_compiling()
+
+    def __call__(self, module: nn.Module, *args: object) -> None:
+        """Tell; a validation with other weights is no pass in training."""
+        if is_traced(self):
+            return
+        if module.training and torch.is_grad_enabled():
+            self._before_pass()
+        self._use(module)
 
 
 @contextmanager
@@ -125,4 +155,5 @@ def _making_way(known: TrainedParameter) -> Callable[[torch.Tensor], None]:
         if known.set_aside():
             Variable._execution_engine.queue_callback(known.put_back)
 
-    return hook
+    made: Callable[[torch.Tensor], None] = torch.compiler.disable(hook)
+    return made

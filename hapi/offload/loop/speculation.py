@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hapi.errors import UsageError
 from hapi.offload.engine import Engine
+from hapi.offload.loop.admission import check_gradient
 from hapi.offload.loop.expectation import Expectation
 from hapi.offload.loop.read_watch import ReadWatch
 from hapi.offload.parameters import TrainedParameter
@@ -71,6 +72,10 @@ class Speculation:
         """Compute nothing further ahead in this step."""
         self._expected.is_on = False
 
+    def forbid(self) -> None:
+        """Compute nothing ahead any more."""
+        self._expected.forbid()
+
     def put_aside(self) -> None:
         """Give the parameters in memory their values before the step; the new ones stay in their slots."""
         if not self.pieces or self._is_aside:
@@ -109,6 +114,27 @@ class Speculation:
             self.redone_steps += 1
             self.redone = set(self.pieces)
             self._drop()
+
+    def gather(self) -> list[TrainedParameter]:
+        """Return the parameters with a gradient, as the loop left them."""
+        active = []
+        for known in self._parameters:
+            gradient = known.own_gradient()
+            if known.has_moved or known.find_change():
+                self._expected.forbid()
+            if known.has_gradient and gradient is not known.offloaded:
+                if known.is_submitted:
+                    self.undo()
+                known.drop()
+            if gradient is None:
+                continue
+            known.check_kept()
+            if not known.has_gradient:
+                check_gradient(known.name, known.parameter, gradient)
+                known.take(gradient)
+                known.is_loops_own = True
+            active.append(known)
+        return active
 
     def _give_back(self) -> None:
         self._reads.end()

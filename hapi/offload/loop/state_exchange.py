@@ -32,10 +32,25 @@ class StateExchange:
         records: Records,
         small: SmallState,
         ahead: Speculation,
+        *,
+        holds: bool,
     ) -> None:
-        """``parameters`` by number; ``ahead`` is put aside before states are read, and undone before they are set."""
+        """Begin without states.
+
+        Args:
+            parameters: by number.
+            engine: moves records.
+            records: of the states.
+            small: what a commit has beside them.
+            ahead: is put aside before states are read, and undone before they are set.
+            holds: whether a step is committed when the next one begins, with what the loop changed in between;
+                otherwise at once.
+        """
         self._parameters, self._engine, self._records = parameters, engine, records
         self._small, self._ahead = small, ahead
+        self._holds, self._extra = holds, b""
+        self.is_open = False
+        """Whether the last step is not committed yet: what the loop changes now belongs to it."""
         self.handed = HandedStates()
         self._is_packing = False
         self.steps = 0
@@ -101,10 +116,39 @@ class StateExchange:
             self.load(optimizer.state, groups)
         optimizer.state.clear()
 
-    def commit(self, pieces: Sequence[int], groups: Groups) -> None:
-        """Commit the pieces' new records with what is small."""
-        counts = [known.steps for known in self._parameters]
-        self._engine.commit(pieces, self.steps, counts, self._small.capture(groups))
+    def finish(self, pieces: Sequence[int], groups: Groups) -> None:
+        """End a step with the pieces' new records; :meth:`seal` commits it."""
+        self._engine.finish(pieces)
+        self._extra, self.is_open = self._small.capture(groups), True
+        if not self._holds:
+            self.seal()
+
+    def seal(self, *, takes_buffers: bool = False, in_error: bool = False) -> bool:
+        """Commit the last step with the values that the loop has given parameters since.
+
+        Args:
+            takes_buffers: take the buffers of now, and not those after the step: no pass has begun since.
+            in_error: leave the step out if anything was changed: the loop may have stopped in the middle of that.
+
+        Returns:
+            Whether parameters were changed; nothing is read ahead any more then.
+        """
+        changed = []
+        for known in self._parameters if self.is_open and self._holds else ():
+            if known.find_change():
+                self._ahead.forbid()
+            if known.is_foreign:
+                changed.append(known)
+        if not self.is_open or (in_error and changed):
+            return False
+        self.is_open = False
+        if changed:
+            self._engine.forget_loaded()
+            self._records.amend(changed)
+        if takes_buffers:
+            self._extra = self._small.renewed(self._extra)
+        self._engine.commit(self.steps, [known.steps for known in self._parameters], self._extra)
+        return bool(changed)
 
     def _stand_still(self) -> None:
         """Let what is committed be what counts."""
@@ -114,10 +158,12 @@ class StateExchange:
     def _write(
         self, states: Mapping[Any, Mapping[str, Any]], groups: Groups, *, counts_steps: bool = False
     ) -> None:
+        self.seal()
         self._engine.settle()
         self._engine.forget_loaded()
         own = self._records.write(states)
         if counts_steps:
             self.steps = max(known.steps for known in self._parameters)
-        self.commit(own, groups)
+        self.finish(own, groups)
+        self.seal()
         self._ahead.stop()

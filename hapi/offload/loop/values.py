@@ -27,6 +27,8 @@ class ValueWatch:
         """Look at the values as they are."""
         self._parameter = parameter
         self._settled = 0
+        self._was_changed = False
+        """Whether a change was found: then all values are compared from then on."""
         self._span = slice(None)
         self._values: Bytes | None = None
         """Their bytes, [elements, bytes of one]: no operator is needed to see them."""
@@ -43,7 +45,8 @@ class ValueWatch:
 
     def settle(self) -> None:
         """Take the values for those that are expected from now on."""
-        if self._settled >= _WHOLE_STEPS:
+        self._span = slice(None)
+        if self._settled >= _WHOLE_STEPS and not self._was_changed:
             start = (self._settled * 7919 * _SAMPLE) % max(self._parameter.numel(), 1)
             self._span = slice(start, start + _SAMPLE)
         self._settled += 1
@@ -66,7 +69,9 @@ class ValueWatch:
 
     def is_met(self) -> bool:
         """Return whether the values are the expected ones, as far as it looks."""
-        return self._seen() == self._mark
+        is_met = self._seen() == self._mark
+        self._was_changed = self._was_changed or not is_met
+        return is_met
 
     def note_gradient(self) -> None:
         """Remember that the parameter has a gradient, which is that of its present values."""

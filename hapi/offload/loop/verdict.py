@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from hapi.offload.engine import Traffic
+from hapi.offload.states.queues import Traffic
 from hapi.units import format_duration
 
 FIRST_STEP, LAST_STEP = 4, 12

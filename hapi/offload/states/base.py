@@ -45,8 +45,8 @@ class StateStore(Protocol):
     def read(self, piece: StatePiece, slot: int, buffer: Bytes, start: int, stop: int) -> None:
         """Fill ``buffer[start:stop]`` with those bytes of the record."""
 
-    def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
-        """Write ``buffer[:piece.nbytes]``, the record."""
+    def write(self, piece: StatePiece, slot: int, buffer: Bytes, start: int = 0) -> None:
+        """Write ``buffer[start:piece.nbytes]``, the record from a byte on."""
 
     def commit(self, commit: Commit) -> None:
         """Make what was written durable, then the commit. All or nothing, whenever the process is killed."""

@@ -102,9 +102,9 @@ class DiskStates:
         """Read a part of a record; ``start`` and ``stop`` are multiples of ``ALIGNMENT``."""
         self._drives[piece.drive].read(self._at(piece, slot) + start, buffer[start:stop])
 
-    def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
-        """Write a record."""
-        self._drives[piece.drive].write(self._at(piece, slot), buffer[: piece.nbytes])
+    def write(self, piece: StatePiece, slot: int, buffer: Bytes, start: int = 0) -> None:
+        """Write a record from ``start`` on, a multiple of ``ALIGNMENT``."""
+        self._drives[piece.drive].write(self._at(piece, slot) + start, buffer[start : piece.nbytes])
 
     def commit(self, commit: Commit) -> None:
         """Make the slots durable, then the commit."""

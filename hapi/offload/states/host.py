@@ -33,11 +33,11 @@ class HostStates:
         """Copy a part of the record."""
         buffer[start:stop] = self._record(piece, slot)[start:stop]
 
-    def write(self, piece: StatePiece, slot: int, buffer: Bytes) -> None:
-        """Copy a record that was not computed in its place."""
+    def write(self, piece: StatePiece, slot: int, buffer: Bytes, start: int = 0) -> None:
+        """Copy a record, from ``start`` on, that was not computed in its place."""
         record = self._record(piece, slot)
         if record.ctypes.data != buffer.ctypes.data:
-            record[:] = buffer[: piece.nbytes]
+            record[start:] = buffer[start : piece.nbytes]
 
     def commit(self, commit: Commit) -> None:
         """Remember the commit."""

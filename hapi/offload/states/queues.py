@@ -1,12 +1,28 @@
-"""Records in memory on their way from a drive and to it."""
+"""Records in memory on their way from a drive and to it, and counts of them."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hapi.arrays import Bytes
 from hapi.process.direct_io import transfer_buffer
+
+
+@dataclass
+class Traffic:
+    """Counts of what the engine did."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """The training's thread waited so long for updates."""
+    pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +86,14 @@ class DriveQueue:
             self.made -= 1
         else:
             self.free.append(buffer)
+
+
+def first_of(
+    pieces: deque[int], *without: Collection[int], among: Collection[int] | None = None
+) -> int | None:
+    """First of ``pieces`` that is in none of the others, and ``among`` some; those before it are dropped."""
+    while pieces and (
+        any(pieces[0] in others for others in without) or (among is not None and pieces[0] not in among)
+    ):
+        pieces.popleft()
+    return pieces[0] if pieces else None

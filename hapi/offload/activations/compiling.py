@@ -1,0 +1,58 @@
+"""Models that torch compiles, before or after they were given: what follows them in Python is not in compiled code."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from hapi.errors import UsageError
+
+
+class Follower(Protocol):
+    """Something that follows a model by its hooks."""
+
+    def note_compiling(self) -> None:
+        """Do without them: torch compiles the model, or a part of it."""
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch has compiled a model, a part of it, or a function that is an attribute of one."""
+    return any(
+        type(module).__module__.startswith("torch._dynamo")
+        or module._compiled_call_impl is not None
+        or any(map(_is_compiled_function, (type(module).forward, *vars(module).values())))
+        for module in model.modules()
+    )
+
+
+def _is_compiled_function(value: object) -> bool:
+    return isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable")
+
+
+def _note(follower: Follower) -> bool:
+    """Tell a follower: this is called while torch traces, and its result is a constant of the compiled code."""
+    follower.note_compiling()
+    return True
+
+
+_note._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def check_not_compiled(layer: str) -> None:
+    """Raise UsageError where the operator that runs now is one of a function that torch compiled.
+
+    While operators are looked at, torch computes it as if it were not compiled.
+    """
+    if callable(torch._C._dynamo.eval_frame.get_eval_frame_callback()):
+        raise UsageError(
+            f'the layer {layer} calls a function that torch compiled: give activations="keep" to '
+            "hapi.offload_training"
+        )
+
+
+def is_traced(follower: Follower) -> bool:
+    """Return whether torch traces the caller, and tell the follower; the compiled code has nothing of this."""
+    return torch.compiler.is_compiling() and _note(follower)
