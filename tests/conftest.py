@@ -54,10 +54,14 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A long test is a slow one too, so that ``-m "not slow"`` leaves it out; the longest files come first."""
     from support.by_file import longest_first
+    from support.case_marks import mark_cases
 
+    unknown = mark_cases(items)
+    if unknown and config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # else not all may be collected
+        raise pytest.UsageError("\n".join(unknown))
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker("slow")

@@ -68,6 +68,7 @@ def measured(*arguments: str, **environment: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
 def test_freed_memory_is_there_for_what_comes_next() -> None:
     usual, kept = measured(MALLOC_ARENA_MAX="8"), measured()
@@ -76,6 +77,7 @@ def test_freed_memory_is_there_for_what_comes_next() -> None:
     assert kept["given_back"] > 150 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
 def test_freed_memory_is_kept_anew_when_large_blocks_were_given_back_for_a_while() -> None:
     found = measured("give back")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.by_file import FIRST, group_of, leaves_nothing
+from support.case_marks import mark_cases
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +32,7 @@ def test_a_file_is_together_and_files_with_shared_fixtures_are() -> None:
         ("@pytest.mark.slow\ndef test_a(): ...\ndef test_b(): ...", True, True),
         ("@pytest.mark.long\ndef test_a(): ...\ndef test_b(): ...", True, True),
         ("M = [pytest.param(1, marks=pytest.mark.slow), 2]", True, True),
+        ('@pytest.mark.slow_except("a")\ndef test_a(x): ...', True, True),
         ("pytestmark = pytest.mark.slow\ndef test_a(): ...", True, False),
         ("pytestmark = [\n    pytest.mark.slow,\n    pytest.mark.timeout(900),\n]", True, False),
         ("pytestmark = pytest.mark.skipif(True, reason='mark.slow')", True, True),
@@ -39,6 +42,28 @@ def test_files_without_a_chosen_test_are_not_imported(source: str, slow: bool, f
     assert leaves_nothing("slow and not long", source) == leaves_nothing("long", source) == (not slow)
     assert leaves_nothing("not slow", source) == (not fast)
     assert not leaves_nothing("", source) and not leaves_nothing("gpu", source)
+
+
+class Case:
+    """What :func:`mark_cases` needs of a test."""
+
+    def __init__(self, case: str, **marks: tuple[str, ...]) -> None:
+        self.nodeid, self.callspec = f"tests/a.py::test[{case}]", SimpleNamespace(id=case)
+        self._marks, self.added = marks, list[str]()
+
+    def iter_markers(self, name: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(args=self._marks[name])] if name in self._marks else []
+
+    def add_marker(self, name: str) -> None:
+        self.added.append(name)
+
+
+def test_cases_become_slow_and_long_by_their_names() -> None:
+    cases = [Case(case, slow_except=("a", "b"), long_cases=("d",)) for case in "abcd"]
+    assert mark_cases(cases) == []
+    assert [case.added for case in cases] == [[], [], ["slow"], ["slow", "long"]]
+    (line,) = mark_cases([Case("a", slow_except=("a", "lost"))])
+    assert line == "tests/a.py::test: slow_except names ['lost'], which are no cases of it"
 
 
 def test_whoever_uses_the_store_of_the_session_is_in_its_group() -> None:

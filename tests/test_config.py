@@ -83,6 +83,7 @@ validation:
     assert "resume" not in loaded.origins
 
 
+@pytest.mark.slow_cases("text34-exp.yaml: nested too deeply")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -133,6 +134,7 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str | byt
     assert message in shown and "\n" not in shown and len(shown) < 400
 
 
+@pytest.mark.slow
 def test_a_bomb_of_aliases_is_bounded(tmp_path: Path) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Nested:

@@ -43,6 +43,7 @@ def test_the_flags_of_the_pages_exist() -> None:
     assert not unknown, "\n".join(sorted(unknown))
 
 
+@pytest.mark.slow
 def test_the_programs_take_the_commands_of_the_docstrings() -> None:
     wrong = []
     for module in modules_of("hapi", "examples"):

@@ -53,6 +53,7 @@ def test_importing_hapi_imports_nothing_heavy() -> None:
     assert [name for name in loaded if name.startswith("hapi")] == ["hapi"]
 
 
+@pytest.mark.slow
 def test_plain_names_do_not_bring_torch() -> None:
     lines = [f"hapi.{name}; print('{name}', 'torch' in sys.modules)" for name in WITHOUT_TORCH]
     found = new_process("\n".join(["import hapi, sys", *lines])).split()

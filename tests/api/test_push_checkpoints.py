@@ -58,6 +58,7 @@ def never_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pushing, "build", refuse)
 
 
+@pytest.mark.slow_except("pth")
 @pytest.mark.usefixtures("never_built")
 @pytest.mark.parametrize(
     "kind",
@@ -91,6 +92,7 @@ def test_other_types_are_converted_in_memory(tmp_path: Path, state: dict[str, to
     assert torch.equal(weight, state["conv1.weight"].half().float())
 
 
+@pytest.mark.slow
 def test_a_fresh_head_and_a_wrong_checkpoint_are_as_before(
     tmp_path: Path, state: dict[str, torch.Tensor]
 ) -> None:
@@ -117,6 +119,7 @@ def test_any_checkpoint_is_pushed_as_tensors(
         pushed.layered()
 
 
+@pytest.mark.slow
 def test_tensors_and_network_share_their_bytes(tmp_path: Path) -> None:
     """Of a network with large layers: small ones are written again with others."""
     network = build(ModelSpec(architecture="resnet18", weights="random:3", input_shape=(3, 64, 64)))

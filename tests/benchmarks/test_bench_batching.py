@@ -34,6 +34,7 @@ def test_auto_looks_by_itself() -> None:
     assert max(small.passes) == 64
 
 
+@pytest.mark.slow
 def test_rows_and_table(tmp_path: Path) -> None:
     # Of five rounds two were disturbed.
     seconds = {str(b): [9.0, 1.0 + 4.0 / b, 0.5, 7.0, 1.0 + 4.0 / b] for b in BATCHES}
@@ -51,6 +52,7 @@ def test_rows_and_table(tmp_path: Path) -> None:
     assert "</svg>" in (tmp_path / "x.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_small_real_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def test_the_index_that_is_made_is_sound(tmp_path: Path) -> None:
     assert dataset.shards.size.max() <= 64 << 20
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     flags = ["--samples", "20000", "--processes", "1", "--folder", str(tmp_path), "--json", str(out)]

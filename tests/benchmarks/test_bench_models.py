@@ -167,6 +167,7 @@ def test_goals_are_pairs_of_rounds() -> None:
     assert goals_of([record(HAPI, WHOLE, [1.0])]) == []
 
 
+@pytest.mark.slow
 def test_tables_and_figures_show_what_was_measured(tmp_path: Path) -> None:
     records = [
         record(HAPI, STORE, [1.0, 1.5, 1.2]),

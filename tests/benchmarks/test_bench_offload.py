@@ -242,7 +242,9 @@ def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: P
 @pytest.mark.parametrize(
     ("parts", "goals", "ways"),
     [
-        ("steps --batch I/O-bound --way memory --way active", 0, {MEMORY, ACTIVE}),
+        pytest.param(
+            "steps --batch I/O-bound --way memory --way active", 0, {MEMORY, ACTIVE}, marks=pytest.mark.long
+        ),
         pytest.param("goals", 8, {MEMORY, ACTIVE, NAIVE, SERIAL}, marks=pytest.mark.long),
         pytest.param("swap", 0, {ACTIVE}, marks=pytest.mark.long),
         pytest.param("disks", 0, {ACTIVE}, marks=pytest.mark.long),  # slow drives take two minutes

@@ -88,6 +88,7 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> FakeBed:
 SETTINGS = TenantsSettings(models=("alexnet", "vgg19"), modes=("auto", "whole", "store"), counts=(1, 3))
 
 
+@pytest.mark.slow
 def test_all_modes_have_one_budget_and_are_measured_once(bed: FakeBed, tmp_path: Path) -> None:
     for _ in range(2):  # the second finds everything there
         results = Results(tmp_path / "t.jsonl", {})
@@ -189,7 +190,7 @@ def test_gauges_are_read_by_their_whole_name() -> None:
     assert read_gauges(text) == {"used": 5.5e6 + 10, "weights": 17.0} and read_gauges("") == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_real_run(forked_tiers: None, tmp_path: Path) -> None:
     """Every job is finished, memory stays within the budget, and a shared backbone is told."""
     settings = TenantsSettings(

@@ -156,6 +156,7 @@ def test_the_plain_script_has_none_of_our_code() -> None:
     assert names and not names & {"hapi", "benchmarks"}
 
 
+@pytest.mark.slow
 def test_the_figure(tmp_path: Path) -> None:
     records = [run(way.name, [float(i + 5), 0.1 * i, 0.1 * i]) for i, way in enumerate(WAYS)]
     rows = rows_of(records, (1, 30), PRICES)
@@ -188,7 +189,7 @@ def test_wrong_flags_get_one_line(
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--samples", "64", "--bs", "32", "--epochs", "1", "--epochs", "2", "--measured", "2"]

@@ -54,6 +54,7 @@ def test_the_held_grid_shares_nothing_with_the_one_for_trials() -> None:
     assert len({cell.model for cell in held}) == 7 and {cell.epochs for cell in held} >= {1, 30, 100}
 
 
+@pytest.mark.slow
 def test_truths_are_recorded_profiles_under_other_conditions() -> None:
     world = world_of(replace(CELL, speed=10, beside_store=True))
     profile = recorded()["resnet18", 64]
@@ -69,6 +70,7 @@ def test_truths_are_recorded_profiles_under_other_conditions() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cell_is_judged_by_replays(small: None) -> None:
     found = judge(CELL)
     assert found["kind"] == "choice" and found["cell"] == CELL.key and found["mode"] == "keep here"

@@ -122,6 +122,7 @@ def test_what_was_measured_is_not_measured_again(bed: FakeBed, tmp_path: Path) -
     assert {row.model for row in reuse_rows(results.records)} == {"alexnet", "vgg11"}
 
 
+@pytest.mark.slow
 def test_concurrency(bed: FakeBed, tmp_path: Path) -> None:
     settings = ConcurrencySettings(models=("resnet18",), repeats=2)
     for _ in range(2):  # the second finds everything there, read back from the file
@@ -145,6 +146,7 @@ def test_four_splits_that_push_something_down(last: int, expected: list[int]) ->
     assert chosen_splits(range(last + 1)) == expected
 
 
+@pytest.mark.slow
 def test_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {flag: tmp_path / f"layers.{flag}" for flag in ("svg", "csv", "json")}
     arguments = ["layers", "--model", "resnet18", "--bs", "2", "--repeats", "1"]

@@ -12,6 +12,7 @@ from benchmarks.fleet import slow_server
 from benchmarks.fleet.slow_server import WAYS, Crowd, cases, simulate_slow_server
 
 
+@pytest.mark.slow
 def test_a_slow_server_hurts_who_goes_in_turn_and_not_the_client() -> None:
     busy = next(case for case in cases(4, 400) if case.load == 0.1 and not case.since)
     ratios, shares = {}, {}
@@ -42,6 +43,7 @@ def test_a_server_that_becomes_slow_in_the_middle_is_quick_before() -> None:
     assert sum(began.seconds) > 1.5 * sum(became.seconds) > 3 * sum(never.seconds)
 
 
+@pytest.mark.slow
 def test_all_cases_stand_in_the_figures() -> None:
     told: list[str] = []
     found = simulate_slow_server(2, 100, 1, told.append)

@@ -50,6 +50,7 @@ def results(tmp_path: Path) -> Path:
     return kept.path
 
 
+@pytest.mark.slow_cases("optimality")
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_prints_draws_and_writes(name: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {flag: results.with_name(f"{name}.{flag}") for flag in ("svg", "csv", "json")}

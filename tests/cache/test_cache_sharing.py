@@ -49,6 +49,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(STEPS, st.sampled_from([3_000, 9_000, 1 << 20]))
 def test_any_steps_of_two_processes(

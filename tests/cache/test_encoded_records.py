@@ -162,6 +162,7 @@ def made(kind: str, ids: list[int], width: int) -> Bytes:
     return rows
 
 
+@pytest.mark.slow
 @given(
     PUTS,
     st.sampled_from([("uint8", 1), ("float16", 2), ("bfloat16", 2), ("float32", 4), ("int64", 8)]),

@@ -168,6 +168,7 @@ def test_a_killed_process_leaves_what_it_had_put(tmp_path: Path) -> None:
         assert not list((tmp_path / "cache").glob("*@*/open-*"))
 
 
+@pytest.mark.slow
 def test_two_processes_fill_one_key(tmp_path: Path) -> None:
     """Each with rows in memory or not; one is killed at its end, and nothing is lost."""
     processes = [filler(tmp_path / "cache", memory=seed << 20, seed=seed) for seed in range(2)]

@@ -50,6 +50,7 @@ def test_the_table_and_every_strategy(capsys: pytest.CaptureFixture[str], saved:
     assert any(line.startswith("assumed: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_precision_halves_what_crosses(capsys: pytest.CaptureFixture[str], saved: str) -> None:
     arguments = ("resnet18", "--input-size", "32", "--device", "cpu", "--frozen-precision", "bf16", "--json")
     code, out, _ = run(capsys, *arguments)
@@ -215,6 +216,7 @@ def test_the_answer_is_quick_the_first_time_and_at_once_the_second(tmp_path: Pat
     assert imported == [] and what_if["candidates"][0]["estimate"]["wire_bytes"] == 128 * 3 * 32 * 32 * 4
 
 
+@pytest.mark.slow
 def test_a_kept_profile_that_is_damaged_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,7 @@ def test_evaluation_is_plain_pytorchs(here: Path, tmp_path: Path, capsys: pytest
     )
 
 
+@pytest.mark.slow
 def test_chosen_metrics(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(
         capsys,
@@ -213,6 +214,7 @@ def test_pytorchs_own_format(here: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_a_folder_as_hugging_face_has_it(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_folder_as_hugging_face_has_it(
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"of the last epoch"
 
 
+@pytest.mark.slow
 def test_an_export_that_failed_halfway_is_done_again(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

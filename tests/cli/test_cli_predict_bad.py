@@ -68,6 +68,7 @@ def test_good_images_are_predicted_and_bad_ones_named(run: Run, batch: str) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_file_has_the_good_ones(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "found.csv"
     code, out, err = run("images", "--csv", str(table), "--skip-bad")
@@ -79,6 +80,7 @@ def test_a_file_has_the_good_ones(run: Run, tmp_path: Path) -> None:
     assert len(table.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_no_good_image_is_an_error_anyway(run: Run) -> None:
     bad = [f"images/{name}" for name in BAD[:3]]
     code, out, err = run("--skip-bad", *bad)

@@ -67,6 +67,7 @@ def outputs_of(folder: Path, kind: LabelKind) -> torch.Tensor:
     )
 
 
+@pytest.mark.slow
 def test_several_labels(folder: Path, run: Run, tmp_path: Path) -> None:
     chances = outputs_of(folder, "multi").sigmoid()
     threshold = float(chances.median())
@@ -91,6 +92,7 @@ def test_several_labels(folder: Path, run: Run, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_numbers(folder: Path, run: Run, tmp_path: Path) -> None:
     values = outputs_of(folder, "regression")
     code, out, _ = run("predict", "regression.safetensors", "images")
@@ -111,6 +113,7 @@ def test_numbers(folder: Path, run: Run, tmp_path: Path) -> None:
     assert said == pytest.approx([left, right], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_labels_of_another_meaning_are_not_compared(run: Run) -> None:
     code, out, err = run("predict", "regression.safetensors", "store/multi")
     assert code == 0 and len(out.splitlines()) == COUNT

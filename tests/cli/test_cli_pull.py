@@ -223,6 +223,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long_except("a file-9", "shards-2")
 @pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("flags", [(), ("--shard-size", "300MB")], ids=["a file", "shards"])
 def test_a_pull_that_is_ended_in_the_middle_goes_on(

@@ -78,6 +78,7 @@ def status(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
     return printed.out
 
 
+@pytest.mark.slow
 def test_a_fleet_in_lines(two: list[ServedApplication], capsys: pytest.CaptureFixture[str]) -> None:
     lines = status(capsys, *map(url_of, two)).splitlines()
     assert lines[0] == "2 servers: 2 serving; 0 of 8 slots busy, 0 queued"

@@ -265,6 +265,7 @@ def test_names_in_a_store_do_not_steer_the_terminal(
         assert r"\x1b]0;owned\x07" in shown
 
 
+@pytest.mark.slow
 def test_no_library_warns_beside_the_line_of_an_image_that_is_too_large(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

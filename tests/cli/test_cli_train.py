@@ -325,6 +325,7 @@ def test_another_kind_of_server(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 # -- what it says ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
     """Each sample is a range in any order; by default they come in chunks."""
     pack_blobs(tmp_path / "store")

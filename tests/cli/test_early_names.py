@@ -83,6 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_told_without_torch(place: Path) -> None:
     rows = json.dumps([row for row, _ in ROWS])
     done = subprocess.run([sys.executable, "-c", SCRIPT, rows], capture_output=True, text=True, check=True)

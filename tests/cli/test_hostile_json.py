@@ -69,6 +69,7 @@ def test_numbers_that_cannot_be(value: Any, outcome: Callable[..., int]) -> None
     outcome(json.dumps(everywhere(document, value, (float,))), ("report",))
 
 
+@pytest.mark.slow
 def test_files_that_are_none(outcome: Callable[..., int]) -> None:
     document = json.dumps(report())
     contents: tuple[bytes | str, ...] = (
@@ -82,6 +83,7 @@ def test_files_that_are_none(outcome: Callable[..., int]) -> None:
         outcome(content, ("report",))
 
 
+@pytest.mark.slow
 def test_the_untouched_one_is_read(outcome: Callable[..., int]) -> None:
     assert outcome(json.dumps(report())) == 0
     assert outcome(json.dumps(report()), ("report",)) == 0

@@ -49,6 +49,7 @@ def is_numeric(action: argparse.Action) -> bool:
     return isinstance(action.type, Number) or bool(NUMERIC & set(metavars)) or action.type in (int, float)
 
 
+@pytest.mark.slow
 def test_every_number_of_a_command_has_bounds() -> None:
     numeric = [(prog, action) for prog, action in actions() if is_numeric(action)]
     assert len(numeric) > 80

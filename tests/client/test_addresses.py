@@ -257,6 +257,7 @@ def test_the_host_stays_the_name() -> None:
         transport.close()
 
 
+@pytest.mark.slow
 def test_the_certificate_is_checked_for_the_name(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "DNS:store.invalid")
     both = tmp_path / "both.pem"

@@ -109,6 +109,7 @@ def test_a_change_of_the_link_ends_it_and_begins_it_again() -> None:
     assert len(set(run_epoch(planning, world, 6, batches=40))) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 0.08))
 def test_noise_never_changes_it(seed: int, noise: float) -> None:

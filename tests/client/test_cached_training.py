@@ -73,6 +73,7 @@ def check_same(plain: tuple[str, Any, Any], report: dict[str, Any], weights: dic
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
 
 
+@pytest.mark.slow_except("tensors")
 def test_what_was_there_once_does_not_cross_again(
     plain: tuple[str, Any, Any], service: Service, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_what_was_there_once_does_not_cross_again(
     assert of_epochs(again, "bytes_received") == [0, 0]
 
 
+@pytest.mark.slow_except("tensors")
 def test_a_cache_for_a_part_of_the_samples(
     plain: tuple[str, Any, Any], service: Service, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_resident_bf16_front_takes_half_where_layers_compute_in_bf16(
     assert nbytes["fp32"] - nbytes["bf16"] == model.tensors.get("conv1.weight").nbytes // 2
 
 
+@pytest.mark.slow
 def test_an_older_server_is_told_to_be_one(service: Service) -> None:
     answer = loopback_handler(service)
 
@@ -167,6 +168,7 @@ def test_values_beyond_fp16_are_told_with_the_remedy(
     service.workers.all[0].cache.drop_idle()
 
 
+@pytest.mark.slow
 def test_another_precision_is_another_training(service: Service, tmp_path: Path) -> None:
     path = str(tmp_path / "ck.pt")
     with open_session(service, epochs=1) as session:

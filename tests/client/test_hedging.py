@@ -209,6 +209,7 @@ class Straggler(FakeServer):
         self.fault = fault
 
 
+@pytest.mark.slow_except("0")
 @pytest.mark.parametrize("frame", [0, 3])
 def test_a_batch_with_a_straggler_is_right_and_counted(frame: int) -> None:
     """Of the straggler's frames those that came before count once, and the second answer's others."""

@@ -77,6 +77,7 @@ class Calls(Silent):
         return calls / (self.last - self.first)
 
 
+@pytest.mark.slow
 def test_few_calls_a_batch(service: Service, tmp_path: Path) -> None:
     """A count, which no noise changes. A loop written by hand calls as many functions of torch's."""
     with opened(service, tmp_path) as session:
@@ -169,6 +170,7 @@ def test_batches_in_memory_between_some_that_servers_compute(service: Service, t
         assert session.last.traffic.requests == 4  # two batches are there, and one in part
 
 
+@pytest.mark.slow_except("what0")
 @pytest.mark.parametrize("what", [KeyboardInterrupt(), ValueError("broken")])
 def test_an_epoch_of_hits_that_is_left_in_its_middle(
     service: Service, tmp_path: Path, what: BaseException

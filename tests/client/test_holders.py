@@ -77,6 +77,7 @@ def test_few_rows_go_together() -> None:
     assert len(held.rows) == 30
 
 
+@pytest.mark.slow
 def test_neighbours_have_one_server() -> None:
     """Of a large dataset as many as the store is read in at a time."""
     found = of_servers(URLS, np.arange(0, 1 << 20, 4), count=1 << 20, most=1 << 20)

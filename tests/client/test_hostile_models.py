@@ -101,6 +101,7 @@ HARMLESS = ("inputs of petabytes", "offsets beyond", "head of terabytes")
 """The client has its own inputs and head, and no file of its own to look into."""
 
 
+@pytest.mark.slow_cases("classes of gigabytes", "very many layers")
 @pytest.mark.parametrize("name", CHANGES)
 def test_descriptions_that_lie(name: str, described: dict[str, Any]) -> None:
     document = copy.deepcopy(described)

@@ -31,6 +31,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
+@pytest.mark.slow_except("-1")
 @pytest.mark.parametrize("number", [0, -1, 1e308, (1 << 63) - 1])
 def test_a_plan_from_impossible_reports_is_one(remembered: Handler, number: float) -> None:
     with open_session(
@@ -44,6 +45,7 @@ def test_a_plan_from_impossible_reports_is_one(remembered: Handler, number: floa
         json.dumps(planning.to_json(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_clocks_that_run_backwards_give_a_plan(remembered: Handler) -> None:
     def backwards(report: dict[str, Any]) -> dict[str, Any]:
         return {**report, **{name: [1e9, 0.0] for name in ("busy", "work", "others", "process", "clock")}}

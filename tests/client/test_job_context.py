@@ -47,6 +47,7 @@ def pool_of(*answers: Any) -> ServerPool:
     return ServerPool([LoopbackTransport(handler(a)) for a in answers])
 
 
+@pytest.mark.slow_cases("{'model': 'inception_v3'}--")
 @pytest.mark.parametrize(
     ("changes", "kind", "match"),
     [

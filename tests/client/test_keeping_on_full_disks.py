@@ -36,6 +36,7 @@ def lines_about(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "hapi.cache"]
 
 
+@pytest.mark.slow_except("ext4")
 @pytest.mark.parametrize(("disk", "kibibytes"), DISKS)
 def test_a_job_goes_on_when_the_disk_is_full(
     service: Service,
@@ -62,6 +63,7 @@ def test_a_job_goes_on_when_the_disk_is_full(
         assert counting.asked <= 3 * SAMPLES
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_beginning(
     service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,6 +60,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.slow_except("stored samples")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -96,6 +97,7 @@ def test_the_same_losses_and_nothing_is_asked_twice(
     assert report["cache"]["why"] == "" and report["cache"]["cut"] == LAST
 
 
+@pytest.mark.slow_except("5")
 @pytest.mark.parametrize("split", [pytest.param(0, marks=pytest.mark.slow), 5, 10])
 def test_a_cut_before_the_last_split(service: Service, tmp_path: Path, split: int) -> None:
     """Misses and hits meet at the cut, or, of a split beyond it, at the last split; both are run on from there."""
@@ -118,6 +120,7 @@ def test_a_cut_before_the_last_split(service: Service, tmp_path: Path, split: in
                 assert kept.kept == (0 if split > 8 else kept.misses)
 
 
+@pytest.mark.slow
 def test_a_partial_cache_is_used_and_no_pass_is_small(service: Service, tmp_path: Path) -> None:
     reference = train(service, None, split=5, epochs=2)
     with open_session(service, **{**JOB, "split": 5, "cache_dir": str(tmp_path), "seed": 4}) as session:
@@ -133,6 +136,7 @@ def test_a_partial_cache_is_used_and_no_pass_is_small(service: Service, tmp_path
     assert min(counting.requests) >= 16 and sum(counting.requests) < SAMPLES
 
 
+@pytest.mark.slow
 def test_after_an_interruption_what_is_there_counts(service: Service, tmp_path: Path) -> None:
     cache, checkpoint = tmp_path / "cache", tmp_path / "run.pt"
     changes = {"split": 5, "checkpoint": str(checkpoint), "validation": 1 / 3, "bs": 16, "request_size": 16}
@@ -145,6 +149,7 @@ def test_after_an_interruption_what_is_there_counts(service: Service, tmp_path: 
     assert counting.asked == 64 and of_epochs(found[0], "requests")[1:] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_dead_after_the_first_epoch(service: Service, tmp_path: Path) -> None:
     reference = train(service, None, split=5, validation=1 / 3)
     counting = Counting(service)
@@ -156,6 +161,7 @@ def test_a_server_that_is_dead_after_the_first_epoch(service: Service, tmp_path:
     check_same(reference, train(counting, tmp_path, Dying(), split=5, validation=1 / 3, patience=0))
 
 
+@pytest.mark.slow_cases("flip")
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_cache_that_is_damaged_meanwhile(
     service: Service, reference: Any, tmp_path: Path, damage: str
@@ -209,6 +215,7 @@ def test_a_disk_that_is_slower_than_the_training_leaves_some_out(
     assert "slower" in found[0]["cache"]["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec",
     [name if name == "zeros+planes" else pytest.param(name, marks=pytest.mark.slow) for name in EXACT],
@@ -233,6 +240,7 @@ def test_encoded_features_give_the_same_losses(service: Service, tmp_path: Path,
     assert of_epochs(again[0], "feature_hits") == [SAMPLES - 1, SAMPLES, SAMPLES]
 
 
+@pytest.mark.slow_except("5")
 @pytest.mark.parametrize("split", [5, "auto"])
 def test_auto_encodes_for_a_disk_that_is_slower_than_the_training(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int | str
@@ -326,6 +334,7 @@ def test_whole_numbers_are_always_kept() -> None:
     assert filling.finite_rows(rows) is rows
 
 
+@pytest.mark.slow
 def test_a_random_transform_is_refused_and_trains_uncached(service: Service, tmp_path: Path) -> None:
     changes = {
         "split": 5,
@@ -344,6 +353,7 @@ def test_a_random_transform_is_refused_and_trains_uncached(service: Service, tmp
         train(service, tmp_path, **changes, cache="on")
 
 
+@pytest.mark.slow
 def test_one_epoch_reads_what_is_there_and_keeps_nothing(service: Service, tmp_path: Path) -> None:
     alone = train(service, tmp_path / "once", split=5, epochs=1)
     assert of_epochs(alone[0], "features_kept") == [0] and "once" in alone[0]["cache"]["why"]

@@ -19,6 +19,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_disk_is_measured_ahead_and_for_what_is_kept_alone(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

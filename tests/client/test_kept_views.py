@@ -37,6 +37,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 def test_the_same_losses_and_each_view_is_asked_for_once(service: Service, tmp_path: Path) -> None:
     reference = train(service, None, **JOB, epochs=5)
     found = train(service, tmp_path, **JOB, epochs=5)
@@ -47,6 +48,7 @@ def test_the_same_losses_and_each_view_is_asked_for_once(service: Service, tmp_p
     assert of_epochs(again[0], "feature_hits") == [SAMPLES] * 5
 
 
+@pytest.mark.slow
 def test_views_that_no_later_epoch_has_are_not_kept(service: Service, tmp_path: Path) -> None:
     report, _ = train(service, tmp_path, **JOB, epochs=2)
     assert of_epochs(report, "features_kept") == [0, 0] and "once" in report["cache"]["why"]
@@ -72,6 +74,7 @@ class Shares(Silent):
         self.all.append(keeping.training.shares()[at].share(ids))
 
 
+@pytest.mark.slow
 def test_a_plan_knows_what_each_epoch_finds(service: Service, tmp_path: Path) -> None:
     """After the first epoch half of all views is kept, and nothing of what the second one needs."""
     job = {

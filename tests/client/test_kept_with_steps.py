@@ -37,6 +37,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.slow_except("fp32")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -71,6 +72,7 @@ def stopped(service: Service) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return train(service, None, **STOPPING)
 
 
+@pytest.mark.slow_except("8")
 @pytest.mark.parametrize("at", [1, pytest.param(5, marks=pytest.mark.slow), 8])
 def test_resumed_with_early_stopping(service: Service, stopped: Any, tmp_path: Path, at: int) -> None:
     """In the first epoch, between two of an accumulated step, and at the end of the second."""

@@ -228,6 +228,7 @@ def a_rounding(b: Bench) -> tuple[str, str]:
     return f"{codec} {cut} {split}", b.key(cut, wire_rounding=codec, split=split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "share", [10, pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
@@ -266,6 +267,7 @@ def test_hapis_own_constants(bench: Bench, monkeypatch: pytest.MonkeyPatch, cons
     assert bench.key() != before, "on this side alone as well"
 
 
+@pytest.mark.slow
 def test_files_edited_under_their_names(service: Service, tmp_path: Path) -> None:
     """Pictures of the same size in bytes and with the same times, packed again."""
     store, seen = tmp_path / "store", set()

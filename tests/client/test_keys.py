@@ -103,6 +103,7 @@ def test_arithmetic_that_a_loop_of_ones_own_has_changed_is_in_the_key(service: S
             assert key_of(session) == usual and not changed_arithmetic(torch.device("cpu"))
 
 
+@pytest.mark.slow_except("on")
 @pytest.mark.parametrize("cache", ["on", "off"])
 def test_features_are_the_same_inside_of_a_callers_autocast(
     service: Service, tmp_path: Path, cache: str

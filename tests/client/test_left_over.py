@@ -27,6 +27,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.slow_except("16 are left", "stored samples")
 @pytest.mark.parametrize(
     ("bs", "changes", "last"),
     [
@@ -97,6 +98,7 @@ def test_without_room_they_are_not_asked_for(
     assert counting.requests == [40] * 4
 
 
+@pytest.mark.slow
 def test_a_resumed_epoch_keeps_them(service: Service, tmp_path: Path) -> None:
     changes = {"bs": 46, "request_size": 64, "split": 5, "drop_last": True}
     reference = train(service, None, **changes)

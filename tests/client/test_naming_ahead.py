@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import pytest
 from support.local_job import Silent, open_session, trainer_of
 
 from hapi.client.loading.job import ExtractionJob
@@ -62,6 +63,7 @@ def test_a_split_is_named_once_to_all_servers(service: Service) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_the_next_split_of_a_profile_is_named_before_it_is_asked_for(service: Service) -> None:
     server, changes = Server(service), {"split": "oracle", "epochs": 1, "prefetch_bytes": 0, "bs": 2}
 

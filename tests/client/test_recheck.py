@@ -43,6 +43,7 @@ def epoch_of(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(session.epoch(0))
 
 
+@pytest.mark.slow_cases("auto")
 @pytest.mark.parametrize("split", [0, 5, "freeze", "auto"])
 def test_an_honest_server_stands_it(remembered: Handler, split: int | str) -> None:
     with session_over(remembered, split=split) as session:
@@ -53,6 +54,7 @@ def test_an_honest_server_stands_it(remembered: Handler, split: int | str) -> No
         assert session.recheck.to_json()["left"] == []
 
 
+@pytest.mark.slow
 def test_a_random_transform_is_drawn_alike(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -93,6 +95,7 @@ def right(remembered: Handler) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return epoch_of(session)
 
 
+@pytest.mark.slow_cases("0-features")
 @pytest.mark.parametrize(("place", "lie"), [(0, lying.features), (1, lying.labels), (2, lying.features)])
 def test_a_server_that_lies_is_left_and_the_features_are_the_others(
     remembered: Handler, right: list[Any], place: int, lie: lying.Lie, caplog: pytest.LogCaptureFixture
@@ -110,6 +113,7 @@ def test_a_server_that_lies_is_left_and_the_features_are_the_others(
     assert len(told) == 1 and told[0].startswith(f"{'abc'[place]}: its answers are false at split")
 
 
+@pytest.mark.slow
 def test_stored_samples_that_differ_need_a_third(remembered: Handler) -> None:
     false = lying.lying(remembered, lying.stored, (SAMPLES,))
     with (
@@ -125,6 +129,7 @@ def test_stored_samples_that_differ_need_a_third(remembered: Handler) -> None:
         assert session.recheck is not None and session.recheck.left in (["b"], [])
 
 
+@pytest.mark.slow
 def test_labels_that_differ_from_those_of_another(remembered: Handler) -> None:
     """The same lie in features' frames and in stored samples' ones, which one server alone gets away with."""
     false = lying.lying(remembered, lying.labels, (SAMPLES, EXTRACT))
@@ -168,6 +173,7 @@ def test_the_report_says_what_was_compared(remembered: Handler) -> None:
     assert report["recheck"]["samples"] >= 3 and report["recheck"]["left"] == []
 
 
+@pytest.mark.slow
 def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
     from hapi.models.zoo.build import ModelSpec, build
     from hapi.repository.push import push

@@ -14,6 +14,7 @@ from hapi.server.service import Service
 from hapi.wire.frames import Buffer
 
 
+@pytest.mark.slow
 def test_a_second_job_computes_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, handle = [], loopback_handler(service)
 

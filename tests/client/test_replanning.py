@@ -144,6 +144,7 @@ def check_no_flapping(times: list[int], factor: float, ahead: int) -> None:
     assert len(planning.changes) == settled
 
 
+@pytest.mark.slow_except("300000.0-4")
 @pytest.mark.parametrize(
     ("bucket", "ahead"),
     [

@@ -38,6 +38,7 @@ def hits(found: tuple[Any, Any]) -> list[int]:
     return of_epochs(found[0], "feature_hits")
 
 
+@pytest.mark.slow_except("int8-13")
 @pytest.mark.parametrize(
     ("codec", "split"),
     [
@@ -62,6 +63,7 @@ def test_the_same_losses_and_nothing_is_asked_twice(
     assert all(describe(folder).endswith(rounded) for folder in tmp_path.glob("features@*"))
 
 
+@pytest.mark.slow
 def test_jobs_that_round_otherwise_never_hit_them(service: Service, tmp_path: Path) -> None:
     train(service, tmp_path, split=5, wire_codec="fp16", epochs=2)
     for changes in ({}, {"wire_codec": "bf16"}, {"wire_codec": "fp16", "split": 7}, {"wire_codec": "zeros"}):
@@ -73,6 +75,7 @@ def test_jobs_that_round_otherwise_never_hit_them(service: Service, tmp_path: Pa
     assert hits(found) == [SAMPLES]
 
 
+@pytest.mark.slow
 def test_stored_samples_are_not_rounded_and_share_what_any_job_keeps(
     service: Service, tmp_path: Path
 ) -> None:
@@ -82,6 +85,7 @@ def test_stored_samples_are_not_rounded_and_share_what_any_job_keeps(
     assert hits(found) == [SAMPLES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", [*(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[:-1]), LOSSY[-1]]
 )
@@ -99,6 +103,7 @@ def test_what_came_small_is_kept_small(
     assert hits(found) == [0, SAMPLES, SAMPLES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", [LOSSY[0], *(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[1:])]
 )
@@ -121,6 +126,7 @@ def test_a_split_that_a_strategy_chooses(service: Service, tmp_path: Path, codec
         assert chosen is None, "a caller who names each batch's split gets what that split gives"
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_one_server_does_not_round(service: Service, tmp_path: Path) -> None:
     answer = loopback_handler(service)
 

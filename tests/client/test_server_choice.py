@@ -78,6 +78,7 @@ def test_without_measurements_the_least_busy_are_asked() -> None:
     assert soonest(loads, 0, 0.0) == [loads[1], loads[3]]
 
 
+@pytest.mark.slow_except("one by one")
 @pytest.mark.parametrize("serial", [True, False], ids=["one by one", "side by side"])
 def test_a_straggler_gets_its_share(serial: bool) -> None:
     """Ten times as slow as three others. By requests in flight alone, as many wait for it as for another."""

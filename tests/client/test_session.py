@@ -131,6 +131,7 @@ def test_epochs_that_are_none(session: Session, epoch: int, start: int) -> None:
         session.epoch(epoch, start)
 
 
+@pytest.mark.slow
 def test_kept_features_are_never_overwritten(session: Session) -> None:
     kept = [(features, features.clone()) for features, _ in session.epoch(0)]
     for _ in range(2):
@@ -145,12 +146,14 @@ def by_id(session: Session, epoch: int) -> torch.Tensor:
     return torch.cat([features for features, _ in session.epoch(epoch)])[np.argsort(ids)]
 
 
+@pytest.mark.slow
 def test_features_may_be_kept_unless_they_are_drawn_anew(service: Service, session: Session) -> None:
     assert session.reusable and torch.allclose(by_id(session, 0), by_id(session, 1), atol=1e-5)
     with open_session(service, augment=("flip",), image_size=32) as random:
         assert not random.reusable and not torch.allclose(by_id(random, 0), by_id(random, 1), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_in_the_middle_leaves_no_threads(session: Session) -> None:
     for epoch in range(3):
         for _ in session.epoch(epoch):
@@ -170,6 +173,7 @@ def test_an_epoch_that_is_never_begun_costs_nothing(session: Session) -> None:
     del unused
 
 
+@pytest.mark.slow
 def test_two_epochs_at_once(session: Session) -> None:
     apart = [list(session.epoch(e)) for e in (0, 1)]
     for together, *alone in zip(zip(session.epoch(0), session.epoch(1), strict=True), *apart, strict=True):
@@ -248,6 +252,7 @@ def test_validation_on_another_data_set(service: Service) -> None:
         open_session(service, validation="more")
 
 
+@pytest.mark.slow_except("0")
 @pytest.mark.parametrize("split", [0, 5, 12, 13])
 def test_every_split_gives_the_same_features(service: Service, session: Session, split: int) -> None:
     """Past the freeze (13) only layers without parameters follow, so it is a split too, and the last one."""
@@ -290,6 +295,7 @@ def test_one_server_as_plain_text_is_one_server() -> None:
         Session.open(SessionSettings(server="http://127.0.0.1:9", patience=0))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_trainers_share_an_epoch_in_chunk_windows(service: Service) -> None:
     """Each trainer gets what its order names, and together they get every sample once."""
     seen: list[int] = []

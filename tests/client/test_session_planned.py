@@ -69,6 +69,7 @@ def test_the_caller_names_the_splits(service: Service, features: list[torch.Tens
         assert session.planning is not None and session.planning.plan is None, "nothing was planned"
 
 
+@pytest.mark.slow_except("<lambda>-UsageError1")
 @pytest.mark.parametrize(
     ("split_of", "error"),
     [(lambda n: 14, UsageError), (lambda n: -1, UsageError), (lambda n: 5 // (2 - n), ZeroDivisionError)],
@@ -141,6 +142,7 @@ def test_the_oracle_trains_the_same(service: Service) -> None:
     assert len(report["plan"]["measured_batch_seconds"]) == LAST + 1
 
 
+@pytest.mark.slow
 def test_the_profile_knows_all_layers(service: Service) -> None:
     with open_session(service, split="auto") as session:
         for _ in session.epoch(0):
@@ -155,6 +157,7 @@ def test_the_profile_knows_all_layers(service: Service) -> None:
         assert Profile.from_json(profile.to_json()) == profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_validation_counts_for_no_plan(service: Service, drop_last: bool) -> None:
     with open_session(service, split="auto", validation=0.3, drop_last=drop_last) as session:
@@ -266,6 +269,7 @@ def starved_training(
     return report, session, ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 1 << 30])
 def test_a_split_that_runs_out_of_memory_is_left(
     service: Service, reference: list[float], prefetch: int
@@ -317,6 +321,7 @@ def test_all_that_is_left_is_to_push_everything_down(service: Service, reference
     assert report["epochs"][1]["splits"] == [[LAST, 5]]
 
 
+@pytest.mark.slow
 def test_a_server_with_little_memory_gets_an_earlier_split(service: Service, reference: list[float]) -> None:
     """Auto begins at the freeze, which is the most that a server can be asked for."""
     handle = loopback_handler(service)
@@ -357,6 +362,7 @@ def test_a_server_that_stays_out_of_memory_gets_an_earlier_split(
     assert losses(train(short, split="freeze")) == pytest.approx(reference, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_resumed_late_leaves_the_rest_of_profiling_to_the_next(service: Service) -> None:
     with open_session(service, split="auto") as session:
         planning = session.planning
@@ -367,6 +373,7 @@ def test_an_epoch_that_is_resumed_late_leaves_the_rest_of_profiling_to_the_next(
         assert planning.profile.notes[0].endswith(f"{{0: 2, {FREEZE}: 1}}")  # the first at each warms it up
 
 
+@pytest.mark.slow
 def test_a_profile_that_can_no_longer_be_kept_does_not_end_training(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

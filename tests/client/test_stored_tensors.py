@@ -98,6 +98,7 @@ def test_a_part_of_the_layers_is_few_bytes(application: ServedApplication) -> No
     assert 0 < sum(transport.ranges) < 12 << 20 and transport.streams == 0
 
 
+@pytest.mark.slow_except("too long")
 @pytest.mark.parametrize("error", [NotFoundError, TooLargeError], ids=["no packs", "too long"])
 def test_a_server_without_ranges_sends_frames(application: ServedApplication, error: type[HapiError]) -> None:
     def refuse() -> None:
@@ -130,6 +131,7 @@ def flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
+@pytest.mark.slow
 def test_a_damaged_answer_is_named_and_not_used(application: ServedApplication) -> None:
     change = Change(20 << 20, flipped)
     model = opened(Counted(Proxy(application.port, change).url))
@@ -141,6 +143,7 @@ def test_a_damaged_answer_is_named_and_not_used(application: ServedApplication) 
     check_whole(model)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_cut_off_is_asked_for_anew(application: ServedApplication) -> None:
     change = Change(20 << 20, lambda data: None)
     transport = Counted(Proxy(application.port, change).url)

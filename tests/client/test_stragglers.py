@@ -36,6 +36,7 @@ def test_a_straggler_hardly_shows() -> None:
     assert turns.percentile(0.99) > 8 * without.percentile(0.99), "in turn, at half of the load"
 
 
+@pytest.mark.slow_except("2-in the middle", "0-in the middle")
 @pytest.mark.parametrize("since", [0.0, 150.0], ids=["from the start", "in the middle"])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_hardly_shows_whichever_it_is_and_whenever(since: float, seed: int) -> None:

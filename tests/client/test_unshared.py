@@ -20,6 +20,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.slow_cases("0-3-1-True")
 @pytest.mark.parametrize(
     ("rank", "size", "trainers", "warned"),
     [

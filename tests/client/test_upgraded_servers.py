@@ -64,6 +64,7 @@ def of_epochs(report: dict[str, Any], name: str) -> list[Any]:
     return [epoch[name] for epoch in report["epochs"]]
 
 
+@pytest.mark.slow
 def test_what_other_code_computed_gets_a_key_of_its_own(
     service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +87,7 @@ def test_what_other_code_computed_gets_a_key_of_its_own(
     assert found["cache"]["why"] == ""
 
 
+@pytest.mark.slow
 def test_a_change_between_two_epochs_of_hits_is_no_change(service: Service, tmp_path: Path) -> None:
     train(Upgraded(service, at=-1), tmp_path / "cache")
     handler = Upgraded(service, at=0)
@@ -94,6 +96,7 @@ def test_a_change_between_two_epochs_of_hits_is_no_change(service: Service, tmp_
     assert handler.asked == 0 and report["cache"]["why"] == ""
 
 
+@pytest.mark.slow
 def test_a_server_that_tells_no_code_any_more(service: Service, tmp_path: Path) -> None:
     report = train(Upgraded(service, at=0, code=None), tmp_path / "cache")
     assert of_epochs(report, "features_kept") == [0, 0, 0]

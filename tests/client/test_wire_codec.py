@@ -54,6 +54,7 @@ def losses(session: Session, **changes: Any) -> list[float]:
     return [epoch["loss"] for epoch in trainer_of(session, Silent(), **changes).run()["epochs"]]
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_raw_features_in_fewer_bytes(store: Path) -> None:
     found: dict[str, tuple[list[float], int]] = {}
     with served(store, cos_batch=4, threads=1, allow_model=ALLOWED) as server:
@@ -66,6 +67,7 @@ def test_losses_are_those_of_raw_features_in_fewer_bytes(store: Path) -> None:
         assert found[codec][1] < 0.9 * found["none"][1]
 
 
+@pytest.mark.slow
 def test_encoded_features_come_over_tls(store: Path, tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -82,6 +84,7 @@ def test_encoded_features_come_over_tls(store: Path, tmp_path: Path) -> None:
     assert found["int8"][1] < 0.3 * found["none"][1]
 
 
+@pytest.mark.slow_except("int8")
 @pytest.mark.parametrize("codec", LOSSY)
 def test_rounded_features_come_close_and_are_told(service: Service, codec: str) -> None:
     with open_session(service, split=SPLIT) as session:

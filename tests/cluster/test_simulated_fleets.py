@@ -205,6 +205,7 @@ def test_requests_go_out_at_the_pace_of_the_link() -> None:
     assert group.latency.p99 < 3 * 0.08
 
 
+@pytest.mark.slow
 def test_answers_begin_late_by_chance() -> None:
     found = replayed(a_fleet(jobs=trainers(8), jitter=0.1), a_profile(forward=(0.00001, 0, 0)))
     (group,) = found.trainers
@@ -212,6 +213,7 @@ def test_answers_begin_late_by_chance() -> None:
     assert group.latency.p99 > 0.3
 
 
+@pytest.mark.slow
 def test_a_request_at_a_straggler_is_sent_to_a_second_server() -> None:
     """One becomes slow under the requests that it has; without a second one they would take 100 times as long."""
     slow = (FleetEvent(what="slow", name="store", at=6.0, seconds=30.0, count=1, factor=100.0),)
@@ -231,6 +233,7 @@ def test_a_request_at_a_straggler_is_sent_to_a_second_server() -> None:
         assert server.admission.queue.running == server.admission.queue.queued == 0
 
 
+@pytest.mark.slow
 def test_a_trainer_that_comes_to_a_crowded_fleet_begins_with_an_earlier_cut() -> None:
     """By what the servers tell when it connects, as the client does: before it has measured any wait."""
     profile = a_profile(

@@ -106,6 +106,7 @@ def test_same_bytes_by_every_way(
         assert [read.sample(k).tobytes() for k in range(len(ids))] == [source.samples[i] for i in ids]
 
 
+@pytest.mark.slow
 def test_an_epoch_of_chunk_windows_reads_every_chunk_once(equal: Packed) -> None:
     source, store = equal()
     dataset = opened(store, 12)  # of 40 chunks
@@ -211,6 +212,7 @@ def test_chunks_of_every_length_find_room_in_every_slot(
         assert -(-group // dataset.reader._parts(group)) * length <= cost.slot_bytes
 
 
+@pytest.mark.slow
 def test_what_is_in_no_windows_is_not_read_whole(many: Packed) -> None:
     """Ids from everywhere, said to be of one chunk: no client has a server read a thousand times what it sends."""
     _, store = many()

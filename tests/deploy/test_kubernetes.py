@@ -149,6 +149,7 @@ def test_kubernetes_takes_every_manifest(release: str) -> None:
             check(document, release)
 
 
+@pytest.mark.slow_except("gpu", "autoscale-hpa")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubernetes_takes_what_an_overlay_becomes(overlay: str, tmp_path: Path) -> None:
     found = built(overlay, tmp_path)
@@ -289,6 +290,7 @@ def test_servers_may_ask_each_other() -> None:
     assert [rule["ports"] for rule in out] == [ingress["ports"]]
 
 
+@pytest.mark.slow
 def test_a_server_with_a_name_provides_under_it_and_keeps_features_on_its_disk(tmp_path: Path) -> None:
     found = built("stateful", tmp_path)
     spec = found["StatefulSet/hapi-server"]["spec"]

@@ -85,6 +85,7 @@ def test_details_that_no_training_wrote(details: dict[str, Any]) -> None:
         part(report(**details))
 
 
+@pytest.mark.slow
 def test_further_metrics_are_columns() -> None:
     document = report()
     for entry in document["epochs"]:
@@ -95,6 +96,7 @@ def test_further_metrics_are_columns() -> None:
     assert "Validation f1" in shown and "0.1234" in shown and "Validation auroc" in shown
 
 
+@pytest.mark.slow
 def test_a_regression_has_no_accuracy() -> None:
     document = report(size=0, confusion=None)
     for number, entry in enumerate(document["epochs"]):
@@ -104,6 +106,7 @@ def test_a_regression_has_no_accuracy() -> None:
     assert "mae" in drawn and "Accuracy" not in drawn
 
 
+@pytest.mark.slow
 def test_the_command_draws_it(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(json.dumps(report()))
     assert main(["report", str(tmp_path / "r.json"), "--html", str(tmp_path / "p.html")]) == 0

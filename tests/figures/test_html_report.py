@@ -90,6 +90,7 @@ def test_nothing_is_loaded_from_elsewhere_and_no_script_runs() -> None:
     assert html.count('role="img" aria-label="') == html.count("<svg") == 5
 
 
+@pytest.mark.slow
 def test_everything_from_outside_is_escaped() -> None:
     evil = "\"><script>alert(1)</script><b x='$\\frac{"
 
@@ -180,6 +181,7 @@ def test_without_offloading_nothing_is_said_of_it(offload: Any) -> None:
     assert "Offloaded states" not in words
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_so() -> None:
     _, words = parsed(changed(lambda d: d.update(epochs=d["epochs"][:2])))
     assert "stopped after 2 of 5 epochs" in words
@@ -244,6 +246,7 @@ def test_a_report_that_is_nested_deeply_is_one_line(tmp_path: Path) -> None:
         load_run(str(path))
 
 
+@pytest.mark.slow
 def test_thousands_of_epochs_are_lines() -> None:
     """Bars of so many took minutes, and a page of megabytes."""
     few = Run.from_json(KEPT).epochs
@@ -251,6 +254,7 @@ def test_thousands_of_epochs_are_lines() -> None:
     assert len(epochs_svg(many)) < 300 * len(many) and len(learning_svg(many)) < 300 * len(many)
 
 
+@pytest.mark.slow
 def test_estimates_that_cannot_be_are_left_out() -> None:
     document = copy.deepcopy(KEPT)
     for entry, seconds in zip(document["epochs"], (5.0, -5.0), strict=False):

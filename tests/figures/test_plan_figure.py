@@ -50,6 +50,7 @@ def test_another_suffix_is_refused_before_anything_is_drawn(tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     profile = profile_with(5)
     with pytest.raises(UsageError, match="cannot be written"):
@@ -67,6 +68,7 @@ def test_labels_stay_apart_whatever_the_number_of_layers(layers: int) -> None:
     assert ("layer1 1" if layers < 40 else "layer2 2" if layers == 40 else "layer4 4") in labels
 
 
+@pytest.mark.slow
 def test_splits_that_do_not_fit_are_hatched_and_named() -> None:
     profile = profile_with(6)
     peaks = [c.estimate.memory.peak for c in planned(profile).candidates]
@@ -79,6 +81,7 @@ def test_splits_that_do_not_fit_are_hatched_and_named() -> None:
     assert "does not fit" not in roomy and "<pattern" not in roomy
 
 
+@pytest.mark.slow
 def test_a_split_many_times_dearer_is_cut_off_and_says_so() -> None:
     slow = crafted([100, 10**9, 10, 10], [0.0001] * 4, freeze=3, last_split=3, step_seconds=0.001)
     found = planned(slow)
@@ -87,6 +90,7 @@ def test_a_split_many_times_dearer_is_cut_off_and_says_so() -> None:
     assert seconds > 60 and f"{int(seconds) // 60}min" in svg
 
 
+@pytest.mark.slow
 def test_svg_follows_the_page_and_names_are_plain_text() -> None:
     profile = profile_with(5)
     evil = replace(profile.layers[0], name="<script>$\\frac{</a>")
@@ -97,10 +101,12 @@ def test_svg_follows_the_page_and_names_are_plain_text() -> None:
     assert not [c for c in COLOURS.values() if c in svg] and "var(--server)" in svg
 
 
+@pytest.mark.slow
 def test_a_drawings_title_holds_no_character_that_a_page_may_not() -> None:
     assert "of a\ufffdb: output" in layers_svg(replace(profile_with(3), model="a\x00b"), 1)
 
 
+@pytest.mark.slow
 def test_two_inline_figures_share_no_id() -> None:
     profile = profile_with(5)
     found = planned(profile)
@@ -109,6 +115,7 @@ def test_two_inline_figures_share_no_id() -> None:
     assert ids[0] and ids[1] and not ids[0] & ids[1]
 
 
+@pytest.mark.slow
 def test_a_free_link_and_layers_of_nothing_can_be_drawn(tmp_path: Path) -> None:
     nothing = crafted([0, 0, 0, 0, 0], [0.0] * 5, freeze=3, last_split=3)
     plan_figure(planned(nothing), nothing, JOB, str(tmp_path / "plan.png"))

@@ -70,6 +70,7 @@ def test_the_page_has_the_choice_its_alternatives_and_each_epoch() -> None:
     assert ">30</td>" in text and ">5</td>" in text
 
 
+@pytest.mark.slow
 def test_the_first_sentence_is_about_the_job_with_what_is_kept() -> None:
     text = page(Run.from_json(report := document()))
     reuse = report["plan"]["reuse"]
@@ -83,6 +84,7 @@ def test_the_first_sentence_is_about_the_job_with_what_is_kept() -> None:
     assert "by estimate an epoch takes" in page(Run.from_json(report))
 
 
+@pytest.mark.slow
 def test_the_page_draws_what_is_possible() -> None:
     priced, free = (page(Run.from_json(document(prices))) for prices in (PRICES, Prices()))
     label = "Costs of the job by what is kept: nothing, samples here, features here"

@@ -306,6 +306,7 @@ def test_linked_folders_are_indexed(tmp_path: Path) -> None:
     assert [dataset.read([n]).data.tobytes() for n in range(3)] == [image(1), image(2), image(3)]
 
 
+@pytest.mark.slow_except("memory")
 def test_a_name_that_is_taken(store: ObjectStore) -> None:
     three_shards(store)
     old = index(store).manifest

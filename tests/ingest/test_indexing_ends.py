@@ -57,6 +57,7 @@ def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.Monke
     assert deaths > 5
 
 
+@pytest.mark.slow
 def test_a_damaged_part_of_an_unfinished_indexing_is_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
     store = memory_store()

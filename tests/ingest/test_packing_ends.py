@@ -97,6 +97,7 @@ def test_interrupted_replacement_leaves_the_old_one_readable(store: ObjectStore)
     assert find_dataset(store, "d").version == new.version
 
 
+@pytest.mark.slow_except("False-0")
 @pytest.mark.parametrize(("replacing", "keep"), [(False, 0), (True, 0), (True, 600)])
 def test_death_at_every_single_change(replacing: bool, keep: float, tmp_path: Path) -> None:
     """After a death at any step the dataset is not there, or the old one is, or the new one, always whole.

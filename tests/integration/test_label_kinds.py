@@ -88,6 +88,7 @@ def test_an_index_of_another_kind_than_the_manifest_says(store: Path, tmp_path: 
         find_dataset(open_store(str(tmp_path)), "multi")
 
 
+@pytest.mark.slow_except("0-regression", "4-regression")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", [0, 4, "freeze"])
 def test_every_split_brings_the_same_labels(service: Service, kind: LabelKind, split: int | str) -> None:
@@ -114,6 +115,7 @@ def test_the_cache_keeps_them(service: Service, kind: LabelKind, features: bool,
             assert session.last.kept.hits == (epoch * COUNT if features else 0)
 
 
+@pytest.mark.slow_except("regression-plain3-changes3", "multi-plain1-changes1")
 @pytest.mark.parametrize(
     ("kind", "plain", "changes"),
     [
@@ -157,6 +159,7 @@ def test_the_trainer_is_the_plain_loop(
     assert len(details["classes"]) == (3 if kind == "multi" else 0)
 
 
+@pytest.mark.slow_except("multi-2")
 @pytest.mark.parametrize(("kind", "at"), [("multi", 2), ("regression", 4)])
 def test_a_resumed_training_is_the_same(service: Service, kind: LabelKind, at: int, tmp_path: Path) -> None:
     job: dict[str, Any] = {"dataset": kind, "validation": 0.25, "feature_mixup": 0.3, "split": 4}

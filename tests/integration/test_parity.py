@@ -85,10 +85,6 @@ def service(store: Path) -> Iterator[Service]:
     running.close()
 
 
-HUGE = ("vgg11", "vgg19", "vit_b_16")
-"""Hundreds of MB of weights."""
-
-
 def marked(small: tuple[str, ...]) -> list[Any]:
     """The paper's families as parameters; all but ``small`` ones are long."""
     return [pytest.param(f, marks=() if f.name in small else pytest.mark.long, id=f.name) for f in FAMILIES]
@@ -110,6 +106,7 @@ def test_every_split_of_the_papers_families(service: Service, store: Path, f: Fa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.long_cases("resnet50", "vit_b_16")
 @pytest.mark.parametrize(
     "f", [f for f in FAMILIES if f.name not in ("resnet18", "vgg11", "vgg19")], ids=lambda f: f.name
 )
@@ -128,6 +125,7 @@ def test_features_of_every_split_and_training_at_some(service: Service, store: P
 
 
 @pytest.mark.slow
+@pytest.mark.long_except("squeezenet1_1", "efficientnet_b0", "swin_t")
 @pytest.mark.parametrize("f", OTHERS, ids=lambda f: f.name)
 def test_other_models_at_some_splits(service: Service, store: Path, f: Family) -> None:
     plain: Result | None = None
@@ -151,13 +149,14 @@ def with_changes(session: Session, freeze: int) -> Session:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("f", marked(tuple(f.name for f in FAMILIES if f.name not in HUGE)))
+@pytest.mark.parametrize("f", marked(("resnet18", "densenet121")))
 def test_splits_that_change_in_the_middle_of_epochs(service: Service, store: Path, f: Family) -> None:
     with open_session(service, f, "auto", f.freeze) as session:
         plain = plain_training(f, order_of(session, store))
         check_equal(split_training(with_changes(session, f.freeze)), plain, f"{f.name} with changes")
 
 
+@pytest.mark.slow
 def test_one_model_with_changes_fast(service: Service, store: Path) -> None:
     f = FAMILIES[1]
     with open_session(service, f, "auto", f.freeze) as session:
@@ -172,6 +171,7 @@ def test_one_model_fast(service: Service, store: Path) -> None:
         check_equal(split_training(session), plain, "resnet18 split 4")
 
 
+@pytest.mark.slow
 def test_a_cut_past_the_freeze_is_exact(service: Service, store: Path) -> None:
     """SqueezeNet frozen before its last pooling: that may run on the server too, and shrinks what is sent."""
     f = family(

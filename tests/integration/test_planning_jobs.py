@@ -148,6 +148,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_training(
     assert failed.stderr.count("\n") == 1
 
 
+@pytest.mark.long_cases("nsg", "bandwidth")
 @pytest.mark.parametrize("strategy", ["hapi", "nsg", "bandwidth", "min"])
 def test_every_strategy(
     running: ServerProcess, undisturbed: dict[str, Any], tmp_path: Path, strategy: str

@@ -94,6 +94,7 @@ def plain_pixels(store: Path, epoch: int) -> torch.Tensor:
     return torch.stack(out)
 
 
+@pytest.mark.slow
 def test_split_0_has_the_pixels_of_a_plain_pipeline(service: Service, store: Path) -> None:
     with open_session(service, split=0, freeze=0) as session:
         seen = [features_of(session, epoch) for epoch in (0, 1)]
@@ -180,6 +181,7 @@ def test_validation_is_never_augmented(service: Service) -> None:
                 assert torch.equal(features, expected) and torch.equal(labels, wanted)
 
 
+@pytest.mark.slow
 def test_a_planned_split_changes_nothing(service: Service, store: Path) -> None:
     with open_session(service, split="auto", freeze=11) as session:
         expected = reference_features(service, plain_pixels(store, 1))

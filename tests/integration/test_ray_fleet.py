@@ -30,7 +30,7 @@ JOB = (
 )  # fmt: skip
 SETTINGS = {"cos_batch": 5, "threads": 1, "cpus": 0.1, "drain_seconds": 10, "share_memory": 0}
 
-PACE = 0.2
+PACE = 0.1
 """Seconds between two requests at a server of the job under which replicas die."""
 TOKEN = "a-token-of-the-trainers"
 STEP_SECONDS, STEP_BYTES = 0.25, 20 * 64 * 8 * 8 * 4
@@ -93,12 +93,11 @@ def test_the_losses_are_those_of_one_server(
     assert all(sum(t["served"] for t in status["tenants"]) for status in answered), "each did its part"
 
 
-def test_a_killed_replica_is_replaced_under_a_job(
+def test_a_killed_server_is_replaced_under_a_job(
     proxy: str, folder: Path, alone: list[float], tmp_path: Path
 ) -> None:
-    """First a server dies, then the process of Ray that has the other one: that one's server ends with it."""
     before = deploy(proxy, folder, 2, min_replicas=2)
-    servers = [listening(port_of(url)) for url in before]
+    first = listening(port_of(before[0]))
     path = tmp_path / "report.json"
     with ExitStack() as ends:
         urls = [ends.enter_context(paced(port_of(url), PACE)).url for url in before]
@@ -108,7 +107,7 @@ def test_a_killed_replica_is_replaced_under_a_job(
         wait_for(
             lambda: min(served()) > 0 and sum(served()) > 4 * COUNT, 120, "a job at work, at both servers"
         )
-        os.kill(servers[0], signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
         wait_for(lambda: len(listed(proxy)) == 2 and before[0] not in listed(proxy), 180, "another server")
         samples = lambda: metric(port_of(before[1]), "hapi_samples_total")  # noqa: E731
         wait_for(lambda: samples() > (FEW + 2) * COUNT, what="some epochs")
@@ -117,9 +116,15 @@ def test_a_killed_replica_is_replaced_under_a_job(
     report = report_of(path)
     assert losses(report)[:FEW] == alone[: len(losses(report))] and len(losses(report)) >= FEW
     assert all(entry["samples"] == COUNT for entry in report["epochs"][:-1])
-    os.kill(parent_of(servers[1]), signal.SIGKILL)
-    wait_for(lambda: not set(before) & set(listed(proxy)) and len(listed(proxy)) == 2, 180, "another replica")
-    wait_for(lambda: not Path(f"/proc/{servers[1]}").exists(), 30, "the end of a server without its replica")
+
+
+@pytest.mark.long
+def test_a_server_ends_with_its_killed_replica(proxy: str, folder: Path) -> None:
+    before = deploy(proxy, folder, 2, min_replicas=2)
+    lost = listening(port_of(before[1]))
+    os.kill(parent_of(lost), signal.SIGKILL)
+    wait_for(lambda: before[1] not in listed(proxy) and len(listed(proxy)) == 2, 180, "another replica")
+    wait_for(lambda: not Path(f"/proc/{lost}").exists(), 30, "the end of a server without its replica")
 
 
 class Trainer:

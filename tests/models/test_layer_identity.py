@@ -158,6 +158,7 @@ def test_the_size_of_images_and_the_head_are_no_part_of_what_lies_before() -> No
     assert shared_layers(*structure) == len(one) - 1
 
 
+@pytest.mark.slow
 def test_a_layer_list_of_other_cuts_shares_what_it_can() -> None:
     spec = ModelSpec(architecture="resnet18", weights="random:1", input_shape=(3, 64, 64))
     model = build(spec)
@@ -197,6 +198,7 @@ def test_another_process_says_the_same() -> None:
     assert [tuple(pair) for pair in json.loads(done.stdout)] == build(spec).identities()
 
 
+@pytest.mark.slow
 def test_other_versions_say_the_same() -> None:
     """Digests of Python 3.11 and 3.13, torch 2.9 and 2.14, torchvision 0.24 and 0.29, which all gave these."""
     module = Branches()
@@ -244,6 +246,7 @@ def test_any_order_of_construction_gives_the_same(
     assert [other[where[place]] for place in range(len(order))] == graph.structure()
 
 
+@pytest.mark.slow
 @given(GRAPHS)
 def test_distinct_layers_have_distinct_identities(
     parts: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -93,6 +94,7 @@ class Untraceable(nn.Module):
         return self.linear(x) if x.shape[1] == 4 else x  # what torch.fx cannot decide
 
 
+@pytest.mark.slow
 def test_tensors_that_are_plain_attributes_of_what_cannot_be_traced_are_part_of_it() -> None:
     def digests(inner: torch.Tensor | None = None, **kept: torch.Tensor) -> list[str]:
         torch.manual_seed(0)

@@ -62,6 +62,7 @@ def skeleton_of(name: str, side: int = 224) -> LayeredModel:
     return structure(ModelSpec(architecture=name, input_shape=(3, side, side)))
 
 
+@pytest.mark.slow_cases("densenet121")
 @pytest.mark.parametrize(("name", "count", "freeze", "last", "names"), PAPER, ids=[row[0] for row in PAPER])
 def test_paper_numbering(name: str, count: int, freeze: int, last: int, names: dict[int, str]) -> None:
     model = skeleton_of(name)

@@ -131,6 +131,7 @@ def test_gradients_and_statistics_of_the_trained_part_are_those_of_the_whole(nam
         assert all(p.grad is None for p in front.parameters() if not any(p is q for q in back.parameters()))
 
 
+@pytest.mark.slow
 def test_dropout_in_the_trained_part_is_the_wholes_under_the_same_seed() -> None:
     model = model_of("alexnet")
     x = sample(model)

@@ -52,12 +52,10 @@ def filled(model: LayeredModel) -> LayeredModel:
 
 
 SMALLEST = {
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
-    "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18",
-    "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn",
-    "vit_b_32", "wide_resnet50_2",
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mobilenet_v3_small", "regnet_y_400mf",
+    "resnet18", "resnet50", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vit_b_32",
 }  # fmt: skip
-"""One of each family; the others, which have more of the same layers, are long."""
+"""One of each kind of structure; the others, which have more of the same layers, are long."""
 
 
 @pytest.mark.slow
@@ -98,6 +96,7 @@ def test_every_cut_composes(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long_except("regnet_y_128gf")
 @pytest.mark.parametrize("name", sorted(TOO_LARGE))
 def test_every_cut_of_the_largest_composes_in_shape(name: str) -> None:
     model = structure(spec_of(name)).with_all_cuts()

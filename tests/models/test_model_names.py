@@ -24,6 +24,7 @@ from hapi.models.zoo.names import (
 from hapi.models.zoo.names import torchvision_names as names_from_source
 
 
+@pytest.mark.slow
 def test_the_source_names_what_torchvision_does() -> None:
     assert list(names_from_source()) == torchvision_names()
     for name in torchvision_names():

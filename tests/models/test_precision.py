@@ -53,6 +53,7 @@ def half_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "arithmetic_type", lambda features, device: features)
 
 
+@pytest.mark.slow_except("vit_b_16-fp16")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -78,6 +79,7 @@ def test_every_cut_gives_the_same_bits_and_stays_close_to_float32(name: str, kin
     assert twin.output_dtypes()[last + 1 :] == model.output_dtypes()[last + 1 :]
 
 
+@pytest.mark.slow
 def test_every_cut_gives_the_same_bits_where_layers_compute_in_the_type(half_units: None) -> None:
     model = build(spec_of("resnet18"))
     twin, x = in_precision(model, "bf16", CPU, 8), torch.randn(2, 3, 32, 32)

@@ -242,6 +242,7 @@ def test_training_flags_are_as_before() -> None:
     assert [m.training for m in module.modules()] == before
 
 
+@pytest.mark.slow
 def test_other_threads_compute_undisturbed_while_one_traces() -> None:
     worker_model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     x = torch.rand(2, 8)

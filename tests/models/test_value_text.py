@@ -121,6 +121,7 @@ class Opaque(nn.Module):
         self.config = Config({"b", "a"}, partial(function, scale=2.0))
 
 
+@pytest.mark.slow
 def test_settings_are_the_same_in_a_process_with_other_hashes() -> None:
     program = (
         "import json\nfrom test_value_text import Opaque\nfrom hapi.models.graph.digest import module_settings\n"

@@ -27,13 +27,10 @@ from hapi.repository.sources.networks import build_network
 FACTORIES = """
 import torch
 from torch import nn
-
 def plain():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 6))
-
 def with_classes(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, num_classes))
-
 def computes():
     layer = nn.Linear(12, 3)
     scale = float(layer.weight.abs().max())      # needs real numbers: no meta device
@@ -49,15 +46,12 @@ class Tables(nn.Module):
         self.fc = nn.Linear(4, 2)
     def forward(self, x):
         return self.fc(x.flatten(1)[:, :4] * self.table + self.attribute)
-
 def needs(width):
     return nn.Linear(width, 2)
-
 def broken():
     raise ValueError("no such file: weights.bin")
 
 number = 3
-
 def not_a_module():
     return 3
 """
@@ -100,6 +94,7 @@ def test_random_weights_are_torchs_own_and_leave_the_generator_alone() -> None:
         assert torch.equal(model.module.state_dict()[name], value)
 
 
+@pytest.mark.slow
 def test_the_front_is_the_same_for_every_number_of_classes() -> None:
     one, two = build(spec(num_classes=10)), build(spec(num_classes=3, head_seed=9))
     head = {"classifier.1.weight", "classifier.1.bias"}
@@ -113,6 +108,7 @@ def test_the_front_is_the_same_for_every_number_of_classes() -> None:
     assert not torch.equal(other.tensors.get("classifier.1.weight"), one.tensors.get("classifier.1.weight"))
 
 
+@pytest.mark.slow_except("resnet18-fc")
 @pytest.mark.parametrize(
     ("name", "head"),
     [
@@ -180,6 +176,7 @@ def test_a_module_that_needs_what_is_not_installed(tmp_path: Path) -> None:
     assert type(e.value) is ModelError
 
 
+@pytest.mark.slow
 def test_a_structure_has_no_weights_but_all_that_the_constructor_computes(factories: str) -> None:
     model = structure(spec("resnet18"))
     assert all(p.is_meta for p in model.module.parameters())
@@ -213,6 +210,7 @@ def test_checkpoints_of_all_forms(tmp_path: Path) -> None:
         assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items()), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_another_number_of_classes(tmp_path: Path) -> None:
     state = build(spec(num_classes=10, weights="random:5")).module.state_dict()
     path = str(tmp_path / "ten.pth")
@@ -229,6 +227,7 @@ def test_a_checkpoint_with_another_number_of_classes(tmp_path: Path) -> None:
     assert torch.equal(other.tensors.get("features.0.weight"), state["features.0.weight"])
 
 
+@pytest.mark.slow
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     state = dict(build(spec()).module.state_dict())
     path = tmp_path / "x.pth"
@@ -341,6 +340,7 @@ def test_named_weights_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_googlenet_with_its_own_weights_transforms_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     state = torchvision.models.googlenet(aux_logits=True, init_weights=False).state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: dict(state))
@@ -372,6 +372,7 @@ def test_timm_models(name: str, side: int) -> None:
     assert torch.equal(out, whole)
 
 
+@pytest.mark.slow
 def test_timm_errors() -> None:
     with pytest.raises(ModelError, match="timm has no model 'resnet10x'; did you mean resnet10"):
         build(spec("timm:resnet10x"))
@@ -381,6 +382,7 @@ def test_timm_errors() -> None:
         build(spec("timm:resnet10t.bogus"))
 
 
+@pytest.mark.slow
 def test_timm_fits_its_weights_to_the_input_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = importlib.import_module("timm")
     name = "vit_tiny_patch16_224"
@@ -458,6 +460,7 @@ def test_documents_are_read_strictly(change: dict[str, object]) -> None:
         ModelSpec.from_json({**good, **change})
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(),

@@ -206,6 +206,7 @@ def test_order_by_benefit_is_the_best_of_all_subsets_for_layers_of_one_size(seed
     assert plan_activations(problem).seconds == pytest.approx(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "changes", "case"),
     [

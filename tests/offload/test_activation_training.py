@@ -39,6 +39,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Ten
 }
 
 
+@pytest.mark.slow_except("vit-swap")
+@pytest.mark.long_cases("vit-recompute", "resnet18-swap", "resnet18-recompute")
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
@@ -171,6 +173,7 @@ def test_a_layer_that_would_do_otherwise_a_second_time_is_not_recomputed(
     assert layers["1"]["action"] != "recompute" and layers["1"]["not_recomputed"].startswith(why)
 
 
+@pytest.mark.slow
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     model = SmallGpt()
     with ActivationOffload(model, 1 << 30, [tmp_path]) as offload:
@@ -182,6 +185,7 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     assert report["case"] == "everything fits" and report["bytes_written"] == 0
 
 
+@pytest.mark.slow_except("fits")
 @pytest.mark.parametrize("end", ["fits", "closed"])
 def test_a_process_that_keeps_freed_memory_does_so_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str

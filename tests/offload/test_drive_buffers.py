@@ -111,6 +111,7 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
 
 
+@pytest.mark.slow
 def test_steps_that_wait_for_a_disk_have_what_memory_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

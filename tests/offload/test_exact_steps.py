@@ -63,6 +63,7 @@ def both(
     return model, optimizer, twin, moved
 
 
+@pytest.mark.slow_cases("accumulated-naive-images_model", "accumulated-serial-tied_model")
 @pytest.mark.parametrize(
     ("mode", "make"),
     [
@@ -87,6 +88,7 @@ def test_steps_are_equal(make: Callable[[], nn.Module], loop: Loop, mode: str, t
     assert not any(tmp_path.glob("*/*")), "files are removed at the end"
 
 
+@pytest.mark.slow
 def test_windows_are_computed_ahead_in_their_last_pass_and_read_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def test_optimizers_are_equal(kind: str, tmp_path: Path) -> None:
         assert states_equal(optimizer.state_dict(), moved.state_dict())
 
 
+@pytest.mark.slow_except("tied_model-host")
 @pytest.mark.parametrize("disk", [True, False], ids=["disk", "host"])
 @pytest.mark.parametrize("make", [tied_model, pytest.param(images_model, marks=pytest.mark.slow)])
 def test_fifty_steps_of_a_disorderly_loop_are_equal(
@@ -212,6 +215,7 @@ def test_an_update_copies_each_value_once_and_threads_share_few_operators(
     assert threads == 1 or counted.operators < 100, "131 where parts are small"
 
 
+@pytest.mark.slow_cases("2-526788-Adam", "2-526788-AdamW")
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("elements", [1, 63, 2 * ADAM_ELEMENTS + 2500])
 def test_plain_steps_in_parts_are_torchs(kind: type[torch.optim.Adam], elements: int, threads: int) -> None:
@@ -255,6 +259,7 @@ def test_what_torch_computes_otherwise_is_left_to_it(options: dict[str, Any]) ->
     assert not PlainAdam(torch.optim.SGD).takes({})
 
 
+@pytest.mark.slow_except("plain")
 @pytest.mark.parametrize("loop", [plain, clipped, accumulated])
 def test_half_precision_has_masters_in_fp32(loop: Loop, tmp_path: Path) -> None:
     model, twin = images_model().bfloat16(), images_model().bfloat16()
@@ -352,6 +357,7 @@ def test_checkpointed_layers_are_computed_with_the_values_before_the_step(tmp_pa
         assert not moved.report()["restored_steps"]
 
 
+@pytest.mark.slow_except("clipped-swap")
 @pytest.mark.parametrize(
     ("loop", "activations"),
     [

@@ -133,6 +133,7 @@ def test_a_heap_in_pieces_is_not_kept(leaves: list[int], monkeypatch: pytest.Mon
     assert asked[-1] == "keep_large_blocks"
 
 
+@pytest.mark.slow_except("6000000")
 @pytest.mark.parametrize("memory", [1 << 30, 6_000_000])
 def test_freed_memory_is_kept_where_the_memory_has_room_for_it(
     memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +158,7 @@ def test_freed_memory_is_kept_where_the_memory_has_room_for_it(
     assert options[allocator._MMAP_MAX]
 
 
+@pytest.mark.slow
 def test_freed_blocks_in_pieces_may_stay_within_the_memory_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

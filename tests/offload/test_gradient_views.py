@@ -74,6 +74,7 @@ ACTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow_except("set again-late", "data, halved-late", "detached-late")
 @pytest.mark.parametrize(
     "late", [pytest.param(False, id="always", marks=pytest.mark.slow), pytest.param(True, id="late")]
 )

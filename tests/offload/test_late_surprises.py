@@ -100,6 +100,7 @@ ONE_OF_EACH = ((evaluate, images_model, LATE), (save, tied_model, LATE), (save_a
 """All acts, models and times."""
 
 
+@pytest.mark.slow_except("save-tied_model-6")
 @pytest.mark.parametrize(
     ("act", "make", "first"),
     [

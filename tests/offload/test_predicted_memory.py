@@ -133,6 +133,11 @@ def memory_of(
         return seen.peak, offload.report()
 
 
+@pytest.mark.slow_except("large_tensors-all of them")
+@pytest.mark.long_except(
+    "large_tensors-all of them", "large_tensors-disk", "mlp-as it plans", "mlp-recompute", "gpt-kept and recomputed",
+    "gpt-disk", "wide_gpt-as it plans", "resnet_tail-kept and recomputed", "resnet_tail_with_statistics-as it plans",
+)  # fmt: skip
 @pytest.mark.parametrize(
     "plan",
     [pytest.param(p, marks=() if p in ("as it plans", "all of them") else pytest.mark.slow) for p in PLANS],
@@ -157,6 +162,7 @@ def test_tensors_alive_are_those_predicted(
         assert expected <= actions
 
 
+@pytest.mark.slow
 @settings(
     max_examples=5,
     deadline=None,
@@ -191,6 +197,7 @@ def even_layers() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*(nn.Linear(400, 400) for _ in range(9))), torch.randn(8, 400)
 
 
+@pytest.mark.slow_except("huge_embedding-1-65536")
 @pytest.mark.parametrize(
     ("make", "passes", "waiting"),
     [

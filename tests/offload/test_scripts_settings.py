@@ -44,6 +44,7 @@ def small(model: nn.Module, optimizer: Any, step: int) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow_cases("torch.bfloat16-adamw", "torch.bfloat16-amsgrad")
 @pytest.mark.parametrize("kind", KINDS)
 def test_default_types_change_no_bit(kind: str, default_type: None, tmp_path: Path) -> None:
     model, twin = small_model(), small_model()

@@ -165,11 +165,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
 }
 
 
+@pytest.mark.slow_except("frozen")
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_pass_finds_what_the_first_one_found(name: str, tmp_path: Path) -> None:
     assert compare(*CASES[name], tmp_path)["second passes"] >= BLOCKS
 
 
+@pytest.mark.slow_except("generator")
 @pytest.mark.parametrize(
     ("make", "loss", "why"),
     [
@@ -185,6 +187,7 @@ def test_what_a_second_pass_would_do_otherwise_is_not_done_twice(
     assert layers["blocks.2"]["not_recomputed"].startswith(why)
 
 
+@pytest.mark.slow
 def test_a_layer_with_an_object_that_it_may_change_is_called_once(tmp_path: Path) -> None:
     compare(lambda: Model(InObject), usual, tmp_path)
 
@@ -217,6 +220,7 @@ class Recurrent(nn.Module):
         return found
 
 
+@pytest.mark.slow_except("swap")
 @pytest.mark.parametrize("policy", ["swap", "auto"])
 def test_parts_with_versions_of_their_own_are_stored_one_by_one(policy: str, tmp_path: Path) -> None:
     expected, twin = gradients(Recurrent(), usual), Recurrent()
@@ -266,6 +270,7 @@ def over_edges(model: nn.Module, step: int) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow_except("vmap", "sparse")
 @pytest.mark.parametrize(
     ("make", "loss"),
     [
@@ -280,6 +285,7 @@ def test_transforms_and_sparse_inputs_pass(make: Callable[[], nn.Module], loss: 
     compare(make, loss, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_loop_that_calls_layers_and_not_their_model_is_planned_too(tmp_path: Path) -> None:
     """As a Lightning module's training step does: without a plan each later pass would be measured."""
 

@@ -128,6 +128,11 @@ def made(block: type[Block]) -> Callable[[], nn.Module]:
     return make
 
 
+@pytest.mark.slow_except(
+    "CountsWithin-it changes an object that it holds, or a generator",
+    "Measures-it changes an object that it holds, or a generator",
+    "CountsOutside-it changes an object that it holds, or a generator",
+)
 @pytest.mark.parametrize(
     ("block", "why"),
     [
@@ -148,6 +153,7 @@ def test_what_would_be_changed_twice_is_changed_once(block: type[Block], why: st
     assert layers["blocks.2"]["not_recomputed"].startswith(why)
 
 
+@pytest.mark.slow
 def test_features_that_hooks_gather_are_gathered_once(tmp_path: Path) -> None:
     """A list that is cleared before backward would hold those of second passes in the next step."""
 
@@ -192,6 +198,7 @@ def test_hooks_of_all_modules_and_steps_are_called_as_often_as_in_memory(tmp_pat
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 def test_cached_parametrizations_are_not_computed_anew(tmp_path: Path) -> None:
     """By the time of backward nothing is cached any more."""
 
@@ -234,6 +241,7 @@ class LateCodes(Codes):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_a_late_change_is_told(tmp_path: Path) -> None:
     model = Blocks(LateCodes)
     offload = Forced(model, 900_000, [tmp_path], "recompute")

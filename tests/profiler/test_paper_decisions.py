@@ -67,6 +67,7 @@ def test_what_the_paper_says_of_its_own_choices() -> None:
         assert all(a <= b for a, b in pairwise(of(model, "hapi").values()))
 
 
+@pytest.mark.slow_except("resnet18")
 @pytest.mark.parametrize("model", ["resnet18", "vit_b_16"])
 def test_kept_profiles_have_todays_sizes(model: str) -> None:
     """Bytes, operations and memory of the kept profiles are those of the models as they are."""

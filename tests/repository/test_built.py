@@ -24,6 +24,7 @@ def spec_of(seed: int) -> ModelSpec:
     return ModelSpec(architecture="squeezenet1_1", weights=f"random:{seed}", input_shape=(3, 32, 32))
 
 
+@pytest.mark.slow
 def test_the_last_builds_are_remembered_without_their_weights() -> None:
     builds = BuiltModels(kept=2)
     digests = {}

@@ -65,6 +65,7 @@ def difference(folder: Path) -> Callable[[str, str], Difference]:
     )
 
 
+@pytest.mark.slow
 def test_the_same_model_under_two_names(difference: Callable[[str, str], Difference]) -> None:
     found = difference("base", "again")
     assert found.same and found.changes == () and found.same_weights == found.layers[0] == found.layers[1]

@@ -125,6 +125,7 @@ def test_a_full_disk_ends_the_push_in_its_middle(store: LocalStore) -> None:
     assert len(hashed) < 60, "not all of it was read in vain"
 
 
+@pytest.mark.slow
 def test_a_push_that_dies_at_each_change_goes_on(tmp_path: Path) -> None:
     for changes in range(200):
         store = LocalStore(tmp_path / str(changes))

@@ -59,6 +59,7 @@ def test_descriptions_are_read_side_by_side(store: Together) -> None:
     assert not verify_model(store, "net7@10").damages
 
 
+@pytest.mark.slow
 def test_few_descriptions_are_held_at_a_time(store: Together, monkeypatch: pytest.MonkeyPatch) -> None:
     class Document(dict[str, Any]):
         """A description of which is known how many there are."""
@@ -81,6 +82,7 @@ def test_few_descriptions_are_held_at_a_time(store: Together, monkeypatch: pytes
     assert read >= 600 and most <= 3 * collect._TOGETHER, (read, most)
 
 
+@pytest.mark.slow
 def test_all_that_is_needed_by_any_of_them_stays(store: Together) -> None:
     append(store, {"push": "0" * 24, "packs": [], "structures": []})
     for number in range(1, 29):

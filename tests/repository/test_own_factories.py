@@ -106,6 +106,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 def test_a_tensor_of_what_cannot_be_traced_is_that_of_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,6 +165,7 @@ def test_a_fine_tuned_model_takes_its_changed_layers_and_a_range_more_for_each(
     assert all(runs(part) <= most for part in parts(second, tuned))
 
 
+@pytest.mark.slow
 @given(st.lists(MODELS, min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_models_one_after_the_other_share_what_they_can(models: list[Layers], random: object) -> None:
     there: list[PackPlan] = []

@@ -153,6 +153,7 @@ def test_a_verification_goes_on_where_tensors_were_packed_anew(store: LocalStore
     assert not verify_model(store, "m", on_progress=collect).damages and read
 
 
+@pytest.mark.slow
 def test_a_pack_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 8 MiB at most, one at a time."""
     store, sizes = LocalStore(tmp_path), list[int]()

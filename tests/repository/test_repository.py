@@ -333,6 +333,7 @@ def test_a_push_adds_a_version(tmp_path: Path) -> None:
         open_model(store, "net@1")
 
 
+@pytest.mark.slow
 def test_tags_are_appended(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     push(store, "net", net(), SPEC)
@@ -373,6 +374,7 @@ def test_models_that_share_layers_store_them_once(tmp_path: Path) -> None:
     assert all(torch.equal(model.tensors.get(n), tuned.tensors.get(n)) for n in tuned.tensor_names(0, 14))
 
 
+@pytest.mark.slow
 def test_repair_mends_what_the_store_has_for_all_models(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     first = push(store, "net", net(), SPEC).model
@@ -410,6 +412,7 @@ def flipped(path: Path, position: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_a_push_that_dies_at_any_change_leaves_no_model_and_goes_on(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     written = []

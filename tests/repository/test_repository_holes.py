@@ -179,6 +179,7 @@ def test_a_model_whose_pack_is_lost_is_pushed_anew_though_its_content_is_elsewhe
     assert not verify_model(store, "one").damages
 
 
+@pytest.mark.slow
 def test_a_push_waits_for_no_collection_that_was_killed(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def check_whole(store: LocalStore, *names: str) -> None:
     assert collect_packs(store) == () and not store.exists(CONDEMNED) and not store.list_keys(PUSHES)
 
 
+@pytest.mark.slow_except("numbers1-17")
 @NUMBERS
 def test_a_push_at_each_operation_of_a_collection(
     garbage: Path, tmp_path: Path, numbers: tuple[int, ...], every: int
@@ -158,6 +159,7 @@ def test_a_collection_at_each_operation_of_a_push(
     check_collections(garbage, tmp_path, numbers, every, removes)
 
 
+@pytest.mark.slow_except("5-True")
 @pytest.mark.parametrize("removes", [False, True])
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_collection_at_each_operation_of_a_push_that_writes_while_it_hashes(
@@ -190,6 +192,7 @@ def check_collections(
     raise AssertionError
 
 
+@pytest.mark.slow
 @EVERY
 def test_removals_and_loads_at_each_operation_of_a_collection(
     garbage: Path, tmp_path: Path, every: int
@@ -222,6 +225,7 @@ def check_reads(opened: StoredModel) -> None:
     assert {int(tensor[0]) for _, tensor in opened.read(opened.manifest.tensors)} == {2, 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_collection_that_dies_at_each_change_and_a_push_after_it(
     garbage: Path, tmp_path: Path, full: bool

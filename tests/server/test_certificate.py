@@ -21,6 +21,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [make_certificate(tmp_path_factory.mktemp("made"), *span).read_text() for span in spans]
 
 
+@pytest.mark.slow
 def test_the_validity_of_a_chain(chain: list[str]) -> None:
     now = time.time()
     single, long = (validity_of(text) for text in chain)

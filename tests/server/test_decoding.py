@@ -195,6 +195,7 @@ def test_a_result_stays_as_it_is(pool: Decoders) -> None:
     assert torch.equal(first, input_batch(samples, ENCODED, TRANSFORM))
 
 
+@pytest.mark.slow
 def test_descriptors_are_given_back(pool: Decoders) -> None:
     def batch(side: int) -> None:
         pool.batch(images(4), ENCODED, TransformSpec.for_image_size(side), clock())

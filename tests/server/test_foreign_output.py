@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from hapi.server.lifecycle.foreign_output import LINES_A_MINUTE, LONGEST_LINE, Allowance
 
 PROGRAM = """
@@ -34,6 +36,7 @@ def texts(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_foreign_lines_are_json() -> None:
     """Those of this process and of one that it starts, without control characters and cut to a length."""
     code, lines = lines_of(
@@ -47,6 +50,7 @@ def test_foreign_lines_are_json() -> None:
     assert max(map(len, told)) <= LONGEST_LINE + 10 and any(text.startswith("xxx") for text in told)
 
 
+@pytest.mark.slow
 def test_a_flood_neither_fills_the_log_nor_waits() -> None:
     code, lines = lines_of(
         "subprocess.run(['sh', '-c', 'for i in $(seq 20000); do echo warning; done >&2 2>/dev/null'])"
@@ -54,6 +58,7 @@ def test_a_flood_neither_fills_the_log_nor_waits() -> None:
     assert code == 0 and len(lines) <= LINES_A_MINUTE + 1
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_crash_are_not_lost() -> None:
     code, lines = lines_of("os.abort()")
     assert code != 0 and any("Aborted" in line for line in lines)

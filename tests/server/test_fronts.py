@@ -170,6 +170,7 @@ def test_one_copy_of_each_content(
     assert sum(memory.values()) == sum(distinct.values())
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_read(bench: Bench) -> None:
     bench.load("one", 5)
     requests_of_first = len(bench.store.ranges)
@@ -207,6 +208,7 @@ def test_a_zoo_model_is_built_no_more_than_it_must(bench: Bench) -> None:
     assert bench.loader.builds.builds == 3
 
 
+@pytest.mark.slow
 def test_a_wrong_digest_is_refused_whatever_is_resident(bench: Bench) -> None:
     for name in ("zoo", "one"):
         bench.load(name, 9)
@@ -433,6 +435,7 @@ def test_a_factory_that_is_not_deterministic_is_refused(
     assert factories.cache.resident_bytes == before
 
 
+@pytest.mark.slow
 def test_fronts_in_use_survive_any_eviction(bench: Bench) -> None:
     with ExitStack() as stack:
         fronts = [stack.enter_context(bench.use(bench.request(n, 9))) for n in ("one", "tuned")]

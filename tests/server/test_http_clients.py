@@ -99,6 +99,7 @@ def test_a_client_that_leaves_in_the_middle(
     sock.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_with_the_whole_answer(server: ServedApplication, known: Known) -> None:
     """It is no cancellation when the connection closes behind the last byte."""
     before = metric(server.port, "hapi_cancelled_total")
@@ -201,6 +202,7 @@ def test_readers_that_stall_are_dropped(folder: Path, known: Known) -> None:
             sock.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_slow_but_reads_gets_all(folder: Path, known: Known) -> None:
     ids = [n % 40 for n in range(400)]
     with served(folder, cos_batch=8, send_timeout=30.0) as patient:
@@ -240,6 +242,7 @@ def test_a_deadline_for_the_whole_request(folder: Path, known: Known) -> None:
         sock.close()
 
 
+@pytest.mark.slow
 def test_a_crowd(folder: Path, known: Known) -> None:
     """200 at once: each gets its answer, or a 429 that says when to return."""
     with served(folder, cos_batch=8, max_running=2, max_queued=16) as small:

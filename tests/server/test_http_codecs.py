@@ -111,6 +111,7 @@ def test_the_limit_of_an_answer_is_on_raw_bytes(tmp_path: Path, known: Known, fo
         )
 
 
+@pytest.mark.slow
 def test_several_at_once(server: ServedApplication, known: Known) -> None:
     expected = features_of(exchange(server.port, "POST", EXTRACT, asked(known, None)).body)
     found: list[bool] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from support.http_tools import (
     EXTRACT,
     SAMPLES,
@@ -37,6 +38,7 @@ def flip(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
+@pytest.mark.slow
 def test_a_damaged_data_set(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "store")
     known = Known(folder)
@@ -107,6 +109,7 @@ def test_a_replaced_data_set(tmp_path: Path) -> None:
         check_problem(exchange(server.port, "POST", SAMPLES, known.samples()), 409, "digits")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_replaced_and_comes_back(tmp_path: Path) -> None:
     """Its sizes are its own: a digest never stands for what lay in the store for a while."""
     folder = make_store(tmp_path / "store")

@@ -84,6 +84,7 @@ def test_adaptive_takes_what_there_is(folder: Path, known: Known) -> None:
         assert server.service.workers.all[0].memory.held_bytes == 0
 
 
+@pytest.mark.slow_except("auto")
 @pytest.mark.parametrize("batching", ["adaptive", "auto"])
 def test_no_pass_begins_with_fewer_samples_than_the_provider_wants(
     folder: Path, known: Known, batching: str
@@ -165,6 +166,7 @@ def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
         yield memory
 
 
+@pytest.mark.slow
 def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known: Known) -> None:
     """A digest is a client's word until the front is loaded."""
     false = known.extract(IDS, split=SPLIT + 1)
@@ -371,6 +373,7 @@ def test_accounts_in_a_folder_that_hangs_hold_up_no_look(
         watch.close()
 
 
+@pytest.mark.slow
 def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:
     with served(folder, model_reuse=False) as server:
         with ThreadPoolExecutor(3) as pool:

@@ -100,6 +100,7 @@ def test_unknown_fields(server: ServedApplication, known: Known, path: str) -> N
             check_problem(exchange(server.port, "POST", path, changed), 400, "unknown field")
 
 
+@pytest.mark.slow_cases("place4-resnet34-409-digest", "place9-random:1-409-digest")
 @pytest.mark.parametrize(
     ("place", "value", "status", "word"),
     [
@@ -154,6 +155,7 @@ def test_well_formed_but_wrong(
         check_problem(answer, status, word)
 
 
+@pytest.mark.slow
 def test_images_too_small_for_the_model(server: ServedApplication, known: Known) -> None:
     document = known.extract(transform=TransformSpec.for_image_size(1).to_json(), split=7)
     for name in ("alexnet", "vit_b_16", "swin_t", "maxvit_t", "inception_v3"):

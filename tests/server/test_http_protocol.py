@@ -65,6 +65,7 @@ def test_a_field_given_twice(server: ServedApplication, known: Known) -> None:
     check_problem(exchange(server.port, "POST", SAMPLES, body[:-1] + b', "ids": [1]}'), 400, "ids")
 
 
+@pytest.mark.slow
 def test_bodies_are_not_inflated(server: ServedApplication, known: Known) -> None:
     bomb = gzip.compress(b" " * (64 << 20) + json.dumps(known.samples()).encode())
     answer = exchange(server.port, "POST", SAMPLES, bomb, {"Content-Encoding": "gzip"})
@@ -271,6 +272,7 @@ def test_a_bad_request_does_not_spoil_its_connection(server: ServedApplication, 
     assert received(parsed(data[data.rindex(b"HTTP/1.1 ") :]).body, 3)[0] == [5, 0, 5]
 
 
+@pytest.mark.slow
 def test_readers_of_documents_that_never_read(folder: Path) -> None:
     """A pipeline of small requests whose answers nobody reads ends with the send timeout."""
     with served(folder, send_timeout=0.5) as small:

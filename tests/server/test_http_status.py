@@ -79,6 +79,7 @@ def test_the_status_of_an_idle_server(folder: Path) -> None:
         assert status(server)["state"] == "draining"
 
 
+@pytest.mark.slow
 def test_what_runs_and_what_is_left_of_it(server: ServedApplication, known: Known) -> None:
     before = status(server)["tenants"][0]["served"]
     with at_work(server, known):

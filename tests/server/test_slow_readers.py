@@ -79,6 +79,7 @@ def kernel_keeps(port: int) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_slow_readers_make_room(folder: Path, known: Known, caplog: pytest.LogCaptureFixture) -> None:
     """They hold every slot as long as nobody else wants one; then they go, and nothing is kept for them."""
     caplog.set_level("INFO", "hapi.server")
@@ -133,6 +134,7 @@ def test_slow_readers_give_memory_back(folder: Path, known: Known) -> None:
         until(lambda: dropped(server, "slow") == 1, 10, "the count of the drop")
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_for_a_silent_reader(folder: Path, known: Known) -> None:
     """Neither by the server nor by the kernel, which would try to deliver for minutes."""
     with served(folder, cos_batch=8, max_running=1, send_timeout=0.5) as server:

@@ -217,6 +217,7 @@ def test_after_a_failure_nobody_writes_into_the_parts() -> None:
         assert bytes(parts[1].out) == before
 
 
+@pytest.mark.slow
 def test_over_tls(tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path, -1, 1)
     parts = parts_of([(5, 200_000)])

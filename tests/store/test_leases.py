@@ -280,6 +280,7 @@ def test_one_holder_at_a_time(steps: list[int], kills: dict[int, int]) -> None:
     assert kills or world.objects == {}, "something was left behind"
 
 
+@pytest.mark.slow_except("5", "6")
 @pytest.mark.parametrize("late", range(2, 7))
 def test_one_that_takes_over_late(late: int) -> None:
     """It is paused after ``late`` requests, while a second one takes the dead lock and gives it back, and a third

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-_SLOW_ONES = re.compile(r"\bmark\.(slow|long)\b")
+_SLOW_ONES = re.compile(r"\bmark\.(slow|long)(_cases|_except)?\b")
 _ALL_SLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(slow|long)\b", re.MULTILINE)
 
 FIRST: tuple[tuple[str, ...], ...] = (

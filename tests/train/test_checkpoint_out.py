@@ -53,6 +53,7 @@ class Stops(Silent):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_has_a_network_too(small_service: Service, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(small_service, tmp_path / "run", Stops())
@@ -62,6 +63,7 @@ def test_an_interrupted_training_has_a_network_too(small_service: Service, tmp_p
         load_model(tmp_path / "run" / "checkpoint.pt", best=True)
 
 
+@pytest.mark.slow
 def test_frozen_layers_of_a_pushed_model(small_service: Service, small_store: Path, tmp_path: Path) -> None:
     """From the store, and from a server, where the client never had them."""
     checkpoint = trained(
@@ -105,6 +107,7 @@ def test_frozen_layers_of_a_file(small_service: Service, small_store: Path, tmp_
     assert "\n" not in str(caught.value) and "--weights FILE" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_model_file_is_pushed(small_service: Service, small_store: Path, tmp_path: Path) -> None:
     """By its path alone or as the weights of an architecture; a checkpoint says what to do first."""
     checkpoint = trained(small_service, tmp_path / "run", epochs=1)
@@ -130,6 +133,7 @@ def test_a_model_file_is_pushed(small_service: Service, small_store: Path, tmp_p
     assert plain.manifest.spec is None and list(plain.manifest.tensors) == ["weight"]
 
 
+@pytest.mark.slow
 def test_files_that_are_no_checkpoints(small_service: Service, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
     with pytest.raises(

@@ -86,6 +86,7 @@ def test_it_begins_where_the_old_one_ended(small_service: Service, old: Path, tm
     assert read_card(tmp_path / "new.safetensors").freeze == 3
 
 
+@pytest.mark.slow
 def test_other_classes_have_a_new_head(
     small_service: Service, old: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_deeper_freeze_needs_the_layers_on_the_server(
     assert same(found, file)
 
 
+@pytest.mark.slow
 def test_from_a_training_of_a_pushed_model(small_service: Service, tmp_path: Path) -> None:
     changes = {
         "model": "store:pushed",
@@ -141,6 +143,7 @@ def test_from_a_training_of_a_pushed_model(small_service: Service, tmp_path: Pat
     assert same(found, tmp_path / "run" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_networks_that_do_not_fit(small_service: Service, old: Path, tmp_path: Path) -> None:
     file = old / "model.safetensors"
     with pytest.raises(

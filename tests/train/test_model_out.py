@@ -50,6 +50,7 @@ def trained(service: Service, output: Path, watcher: Silent | None = None, **cha
         return outputs[np.argsort(order)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split", [pytest.param("freeze", marks=pytest.mark.slow), 0, pytest.param("auto", marks=pytest.mark.slow)]
 )
@@ -103,6 +104,7 @@ def test_an_interrupted_training_knows_its_best_epoch(service: Service, tmp_path
     assert 1 <= card.epoch <= 3 and "validation_accuracy" in (card.metrics or {})
 
 
+@pytest.mark.slow
 def test_a_training_that_had_ended_without_a_folder_gets_its_model_in_one(
     service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,6 +153,7 @@ def test_the_best_epoch() -> None:
     assert plain.trained["weight"].item() == 1
 
 
+@pytest.mark.slow
 def test_the_models_are_written_where_the_last_checkpoint_does_not_fit(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

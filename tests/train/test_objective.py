@@ -38,6 +38,7 @@ def mixed(remembered: Handler) -> dict[str, Any]:
     return train(remembered, validation=0.2, metric="f1,auroc", **WITH)
 
 
+@pytest.mark.slow
 def test_a_training_with_mixup_and_smoothing_is_the_plain_one(
     remembered: Handler, mixed: dict[str, Any]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_resumed_one_is_the_same(
     assert path
 
 
+@pytest.mark.slow
 def test_the_same_at_another_split(remembered: Handler, mixed: dict[str, Any]) -> None:
     assert losses(train(remembered, validation=0.2, split=8, **WITH)) == pytest.approx(
         losses(mixed), rel=1e-5

@@ -217,6 +217,7 @@ def test_interrupted_after_any_step(
     assert names_in(tmp_path) == ["training.pt"]
 
 
+@pytest.mark.slow
 def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
     remembered: Handler, tmp_path: Path
 ) -> None:
@@ -388,6 +389,7 @@ def test_nothing_done_is_not_saved(
     assert not trainer.has_checkpoint
 
 
+@pytest.mark.slow
 def test_a_finished_job_has_nothing_to_do(remembered: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
     first = train(remembered, checkpoint=path)

@@ -393,6 +393,7 @@ def test_https_with_a_certificate_for_another_name(certificate: Path) -> None:
         refusal(HttpTransport(url, ca_file=str(certificate)), UsageError, "for another name than 'localhost'")
 
 
+@pytest.mark.slow_except("days0-has expired.*clock")
 @pytest.mark.parametrize(
     ("days", "match"), [((-3, -1), "has expired.*clock"), ((2, 3), "not valid yet.*clocks")]
 )

@@ -211,6 +211,7 @@ def test_a_related_model_is_opened_without_its_structure(
     assert store.get(structure.key) == whole and verify_model(store, "tune1").sound
 
 
+@pytest.mark.slow
 def test_relatives_are_read_once(
     store: CountingRemote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +225,7 @@ def test_relatives_are_read_once(
     assert store.bytes_read < cold / 20
 
 
+@pytest.mark.slow
 def test_a_list_reads_each_description_once(
     store: CountingRemote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

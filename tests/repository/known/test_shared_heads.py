@@ -53,6 +53,7 @@ def fine_tune(store: CountingRemote, number: int) -> int:
     return push_tensors(store, f"tune{number}", layers).written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(45, 80), pytest.param((45, 200), marks=pytest.mark.slow)])
 def test_a_push_from_a_machine_that_knows_nothing_does_not_grow(
     store: CountingRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
@@ -131,6 +132,7 @@ def test_what_is_damaged_or_false_is_not_believed(store: CountingRemote) -> None
     assert SharedHeads(store, known.keys()).read() == {}
 
 
+@pytest.mark.slow
 def test_a_damaged_one_costs_requests_alone(
     store: CountingRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_damaged_one_costs_requests_alone(
     assert fine_tune(store, 99) == TAIL and not verify_model(store, "tune99").damages
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_none(
     store: CountingRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +183,7 @@ def test_several_machines_at_once(store: CountingRemote) -> None:
     assert found.items() <= everything.items() and len(found) > len(everything) - MIN_ADDED
 
 
+@pytest.mark.slow
 def test_with_the_last_pack_they_go(store: CountingRemote) -> None:
     for number in range(MIN_ADDED + 1):
         fine_tune(store, number)

@@ -70,6 +70,7 @@ def check_whole(folder: Path) -> None:
     assert all(found.problem is None for found in list_models(CountingRemote(folder)))
 
 
+@pytest.mark.slow_except("listing-0")
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
@@ -115,6 +116,7 @@ def known_copy(garbage: Path, folder: Path) -> CountingRemote:
     return store
 
 
+@pytest.mark.slow_except("numbers1-13")
 @EVERY
 @pytest.mark.parametrize("numbers", [(1, 3, 4), (6, 7)])
 def test_a_collection_at_each_operation_of_a_push(
@@ -133,6 +135,7 @@ def test_a_collection_at_each_operation_of_a_push(
     pytest.fail("a push has more operations")
 
 
+@pytest.mark.slow_except("numbers1-13")
 @EVERY
 @pytest.mark.parametrize("numbers", [(1, 3, 4), (6, 7)])
 def test_a_push_at_each_operation_of_a_collection(
@@ -153,6 +156,7 @@ def test_a_push_at_each_operation_of_a_collection(
     pytest.fail("a collection has more operations")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_push_that_dies_at_each_change(garbage: Path, tmp_path: Path, every: int) -> None:
     for changes in range(0, MOST, every):
@@ -172,6 +176,7 @@ def test_a_push_that_dies_at_each_change(garbage: Path, tmp_path: Path, every: i
     pytest.fail("a push has more changes")
 
 
+@pytest.mark.slow
 def test_many_pushes_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "store"
 

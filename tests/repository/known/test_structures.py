@@ -94,6 +94,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "hapi" / "structures"
 
 
+@pytest.mark.slow
 def test_a_related_model_is_its_version_and_its_tensors_alone(
     service: Service, store: LocalStore, structure: ModelStructure
 ) -> None:

@@ -73,6 +73,7 @@ def test_every_element_type_and_shape(store: ObjectStore, pool: LoadingPool) -> 
     check_equal(load(store, write_pack(store, tensors), pool=pool), tensors)
 
 
+@pytest.mark.slow_except("local-host, pool off")
 def test_small_and_large_tensors_of_several_packs(store: ObjectStore, pool: LoadingPool) -> None:
     first = [*some_tensors(30), ("large", torch.randn(3_000_000))]
     second = some_tensors(20, seed=1, most=700_000)
@@ -185,6 +186,7 @@ def test_missing_and_short_objects(store: ObjectStore, pool: LoadingPool) -> Non
         list(load(store, entries[1:], pool=pool))
 
 
+@pytest.mark.slow_cases("host")
 def test_the_first_error_of_a_reader_ends_the_others(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
     _, entries = write_large(store, 8, 2 * MB)
@@ -213,6 +215,7 @@ def test_a_load_that_is_closed_leaves_no_reader(
     assert len(list(load(store, entries, pool=pool))) == 8  # no buffer was lost
 
 
+@pytest.mark.slow_cases("host")
 def test_readers_wait_for_a_slow_caller(
     tmp_path: Path, pool: LoadingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +249,7 @@ def test_what_follows_a_large_tensor_is_read_while_the_caller_has_it(
     check_equal(iter([first, *found]), tensors)
 
 
+@pytest.mark.slow_except("host, pool off")
 def test_loads_that_are_mixed_in_one_thread_and_run_in_several(tmp_path: Path, pool: LoadingPool) -> None:
     store = open_store(str(tmp_path))
     tensors, entries = write_large(store, 8, MB)
@@ -291,6 +295,7 @@ def test_tensors_are_aligned_and_alone_in_their_storage(store: ObjectStore, pool
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
+@pytest.mark.slow
 def test_memory_of_dead_tensors_serves_the_next_load(tmp_path: Path) -> None:
     store, pool = open_store(str(tmp_path)), LoadingPool(idle_limit=200 * MB)
     _, entries = write_large(store, 6, 4 * MB)

@@ -102,6 +102,7 @@ def test_only_floating_types(store: ObjectStore, dtype: torch.dtype) -> None:
         load(store, [], dtype=dtype)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_new_type(tmp_path: Path) -> None:
     store, pool = LocalStore(tmp_path), LoadingPool(idle_limit=1 << 30)
     entries = write_pack(store, [(str(n), torch.randn(5_000_000)) for n in range(8)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_every_byte_is_brought_once(wanted: list[Wanted], traits: ReadTraits) ->
             assert read.stop - read.start <= traits.range_bytes
 
 
+@pytest.mark.slow
 @given(models(), TRAITS)
 def test_no_more_than_a_hundredth_is_moved_in_vain(wanted: list[Wanted], traits: ReadTraits) -> None:
     plan = plan_reads(wanted, traits)

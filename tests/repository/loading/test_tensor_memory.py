@@ -212,6 +212,7 @@ def test_readers_wait_for_a_staging_buffer() -> None:
     assert order and order[0] in (first, second)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_the_pool_loads(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     tensors = [*some_tensors(3), ("w", torch.randn(8 * MB))]

@@ -63,6 +63,7 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
+@pytest.mark.slow
 def test_a_whole_network_is_a_model_file_and_a_plain_state_dict(
     pushed: StoredModel, network: nn.Module, tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ def test_other_files_are_told_in_one_line(
     assert not recwarn.list  # torch's guesses
 
 
+@pytest.mark.slow
 def test_any_byte_may_be_another_and_any_end_missing(tmp_path: Path) -> None:
     """It is read, or refused in one line that names the file and none of torch's exceptions."""
     state = {"a.weight": torch.randn(4, 3), "b": torch.ones(3, dtype=torch.bfloat16)}

@@ -110,6 +110,7 @@ def test_what_was_pulled_of_it_is_pushed_again(tmp_path: Path, monkeypatch: pyte
     }
 
 
+@pytest.mark.slow
 def test_a_network_may_be_a_part_of_what_was_saved(tmp_path: Path) -> None:
     """Lightning's checkpoints have a module around the network, which its author names as he likes."""
     spec = ModelSpec(architecture="resnet18", weights="random:2", input_shape=(3, 32, 32), num_classes=5)

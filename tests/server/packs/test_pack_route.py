@@ -199,6 +199,7 @@ def test_a_silent_reader_loses_its_slot(store: str) -> None:
         until(lambda: server.application.packs.running == 0, 20, "the free slot")
 
 
+@pytest.mark.slow_except("local")
 def test_over_tls(store: str, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

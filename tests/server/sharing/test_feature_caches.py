@@ -91,6 +91,7 @@ def test_a_later_server_computes_nothing_and_loads_no_layers(
         assert second.document("/v1/datasets/digits")["keeps_features"] is True
 
 
+@pytest.mark.slow
 def test_encoded_features_are_the_same_for_servers_of_any_setting(
     folder: Path, known: Known, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_without_a_folder_nothing_is_kept(folder: Path, known: Known) -> None:
         assert "keeps_features" not in service.document("/v1/datasets/digits")
 
 
+@pytest.mark.slow
 def test_damaged_records_are_computed_anew(folder: Path, known: Known, tmp_path: Path) -> None:
     expected = filled(folder, known, tmp_path / "cache")
     (segment,) = segments(tmp_path / "cache")
@@ -127,6 +129,7 @@ def test_damaged_records_are_computed_anew(folder: Path, known: Known, tmp_path:
         assert second.sharing.counts.all()["computed"] >= 16
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_no_request(
     folder: Path, known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ def test_the_room_is_told_while_a_key_is_opened(tmp_path: Path) -> None:
             assert threads.submit(lambda: caches.room).result(10).bytes == 1 << 20
 
 
+@pytest.mark.slow
 def test_a_server_keeps_features_again_once_a_full_disk_has_room(
     folder: Path,
     known: Known,

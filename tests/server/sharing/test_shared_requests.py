@@ -64,6 +64,7 @@ def same(found: Extracted, expected: Extracted) -> bool:
     return found.features == expected.features and found.labels == expected.labels
 
 
+@pytest.mark.slow
 def test_what_was_computed_a_moment_ago_is_not_computed_again(
     service: Service, known: Known, alone: Callable[[list[int]], Extracted]
 ) -> None:
@@ -87,6 +88,7 @@ def test_only_what_is_missing_is_computed_and_never_less_than_sixteen(
         assert overlapping.report.kept == 20 and computed(other) == 32 + 32
 
 
+@pytest.mark.slow_except("damaged")
 @pytest.mark.parametrize("loads", [True, False], ids=["read", "damaged"])
 def test_a_small_rest_takes_samples_that_nobody_has_asked_for(
     service: Service,
@@ -164,6 +166,7 @@ def test_those_that_time_layers_share_nothing(service: Service, known: Known) ->
         assert computed(service) == before + 16
 
 
+@pytest.mark.slow
 def test_small_requests_share_with_their_equals_alone(
     service: Service, known: Known, alone: Callable[[list[int]], Extracted]
 ) -> None:
@@ -194,6 +197,7 @@ def test_small_requests_at_once_are_one_pass(
     assert all(same(each, expected) for each in found) and computed(service) == 5
 
 
+@pytest.mark.slow
 def test_other_layers_transforms_and_weights_share_nothing(service: Service, known: Known) -> None:
     ids, request = ALL[:16], known.extract(ALL[:16])
     extracted(service, known, ids)

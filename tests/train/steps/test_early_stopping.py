@@ -39,6 +39,7 @@ def run(remembered: Handler, watcher: Silent, **changes: Any) -> dict[str, Any]:
         return trainer_of(session, watcher, **changes).run()
 
 
+@pytest.mark.slow
 def test_a_training_that_stops_early(remembered: Handler, tmp_path: Path) -> None:
     """An accuracy can never be better by 50: the first epoch stays the best."""
     output = str(tmp_path / "run")

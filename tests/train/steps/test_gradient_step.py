@@ -26,6 +26,7 @@ def sgd(module: nn.Module, **more: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), **{"lr": 0.01, "momentum": 0.9, **more})
 
 
+@pytest.mark.slow
 def test_the_defaults_are_the_plain_loop(remembered: Handler) -> None:
     with twin(remembered) as job:
         optimizer = sgd(job.module)
@@ -260,6 +261,7 @@ def autocast_loop(job: Twin, dtype: torch.dtype, scaler: torch.amp.GradScaler | 
     return scales
 
 
+@pytest.mark.slow
 def test_bf16(remembered: Handler) -> None:
     with twin(remembered, precision="bf16", clip_norm=1.0, freeze=12, lr=0.001, validation=0.2) as job:
         autocast_loop(job, torch.bfloat16, None)

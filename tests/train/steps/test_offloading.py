@@ -56,6 +56,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow_except("{'optimizer': 'sgd', 'momentum': 0.9}")
 @pytest.mark.parametrize(
     "changes", [ALL, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adam"}], ids=str
 )
@@ -73,6 +74,7 @@ def test_disk_is_bitwise_memory(remembered: Handler, tmp_path: Path, changes: di
     assert list(tmp_path.iterdir()) == []  # removed at the end
 
 
+@pytest.mark.slow
 def test_steps_hold_what_was_computed_ahead(remembered: Handler, tmp_path: Path) -> None:
     """The rate of a schedule is set before backward: what an update computed ahead is what the step wants."""
     changes = {"optimizer": "adamw", "schedule": "one-cycle", "clip_norm": 1e6}
@@ -86,6 +88,7 @@ def uninterrupted(remembered: Handler) -> tuple[dict[str, torch.Tensor], list[An
     return trained(remembered, offload="off", **ALL)
 
 
+@pytest.mark.slow_except("off-disk")
 @pytest.mark.parametrize(
     ("first", "then"), [("disk", "off"), ("off", "disk"), ("disk", "disk"), ("host", "disk")]
 )
@@ -104,6 +107,7 @@ def test_a_checkpoint_goes_on_elsewhere(
     assert not (tmp_path / "run" / "hapi-offload").exists()
 
 
+@pytest.mark.slow
 def test_features_that_are_kept_change_nothing(remembered: Handler, tmp_path: Path) -> None:
     """Later epochs read their features from a disk, while the states go to one too."""
     job: dict[str, Any] = {**ALL, "epochs": 4}
@@ -142,6 +146,7 @@ def killed(remembered: Handler, **changes: Any) -> None:
         optimizer.close(remove=False)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_replaced(remembered: Handler, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": "adamw", "offload": "disk", "offload_dir": (str(tmp_path),)}
     killed(remembered, **changes)
@@ -151,6 +156,7 @@ def test_what_a_killed_process_left_is_replaced(remembered: Handler, tmp_path: P
     assert (found, same(state, expected)) == (losses, True)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_goes_also_without_offloading(remembered: Handler, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": "adamw", "output": str(tmp_path / "run")}
     killed(remembered, offload="disk", **changes)
@@ -179,6 +185,7 @@ def test_states_that_a_loop_goes_on_from_are_left_alone(remembered: Handler, tmp
     found.close()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_says_what_is_left(
     remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +297,7 @@ def test_auto_offloads_for_a_faster_split_of_a_given_profile_as_the_plan_does(
     assert (planned["offload"]["where"], planned["split"]) == ("disk", chosen.faster.split)
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_without_a_profile_the_first_steps_price_it(
     accumulate: int,

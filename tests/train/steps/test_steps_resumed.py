@@ -41,6 +41,7 @@ def state_after(
     return state, [[entry.get(name) for name in figures] for entry in report["epochs"]]
 
 
+@pytest.mark.slow_except("{'accumulate': 3, 'class_weights': 'balanced'}-7")
 @pytest.mark.parametrize(
     ("changes", "at"),
     [
