@@ -164,6 +164,21 @@ def _no_waiting_for_disks(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+_OWN_SERVERS = {"test_embedded.py", "test_server_replica.py", "test_ray_fleet.py"}
+"""Test files about how a process starts its server, and how that ends."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _servers_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Servers that the tests' own process starts for its trainings need not import torch again."""
+    from support.forked import fork_child_servers
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in _OWN_SERVERS:
+            fork_child_servers(patch)
+        yield
+
+
 _GIVE_BACK = {"test_predicted_memory.py", "test_mapped_files.py"}
 """Test files about memory that a training gives back."""
 

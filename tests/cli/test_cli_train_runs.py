@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.forked import ForkedProcess
+from support.forked import OWN_SERVERS, ForkedProcess
 from support.harness import (
     ROOT,
     THIN,
@@ -238,7 +238,7 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
         *FAST, *THIN, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
         "--epochs", "20000", "--request-size", "10", "--report", str(report), "--html", str(page),
     )  # fmt: skip
-    job = start_train(*arguments)
+    job = start_train(*arguments, **({OWN_SERVERS: "1"} if where == "epoch" else {}))
     wait_for(checkpoint.exists, 90, "a checkpoint")
     assert not page.exists()
     children = children_of(job.pid)

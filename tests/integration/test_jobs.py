@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import OWN_SERVERS
 from support.harness import (
     DIGITS_JOB,
     RESNET_JOB,
@@ -228,7 +229,7 @@ def test_resume_refuses_another_job(running: ServerProcess, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_embedded_server_dies_with_its_trainer(store: Path, tmp_path: Path) -> None:
-    job = start_train(*COMMON, "--store", str(store), "--epochs", "5000")
+    job = start_train(*COMMON, "--store", str(store), "--epochs", "5000", **{OWN_SERVERS: "1"})
     children: list[int] = []
 
     def found() -> bool:

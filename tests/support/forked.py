@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver, reduction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -68,7 +69,7 @@ def _context() -> Any:
             patch.delenv(name)
         for name, value in environment().items():
             patch.setenv(name, value)
-        forkserver.ensure_running()
+        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]
     return context
 
 
@@ -188,6 +189,16 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+OWN_SERVERS = "TESTS_OWN_SERVERS"
+"""A variable of the environment: set where servers that a forked command starts are to be children of it."""
+
+
+def fork_child_servers(patch: pytest.MonkeyPatch) -> None:
+    """Have servers that this process starts for itself, such as embedded ones, forked as commands are."""
+    shim = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+    patch.setattr("hapi.process.child_server.subprocess", shim)
+
+
 def popen(
     command: Sequence[str], *, text: bool = True, **options: Any
 ) -> ForkedProcess | subprocess.Popen[str]:
@@ -195,6 +206,15 @@ def popen(
     if list(command[:2]) == [sys.executable, "-m"] and command[2].startswith(("hapi.", "benchmarks.")):
         return ForkedProcess(command[2:], **options)
     return subprocess.Popen(command, text=text, **options)
+
+
+def _share_fork_server() -> None:
+    """Let this process, which was forked itself, have others forked from where it comes from."""
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    shared: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    shared.ensure_running = lambda: (
+        None
+    )  # multiprocessing has told it the address, and would start another one
 
 
 def _run(command: list[str], env: dict[str, str], ends: list[int], new_session: bool, cwd: Path) -> None:
@@ -214,6 +234,12 @@ def _run(command: list[str], env: dict[str, str], ends: list[int], new_session: 
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1 if unbuffered else -1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.path[:0] = [
+        path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)
+    ]
+    if OWN_SERVERS not in env:
+        _share_fork_server()
+        fork_child_servers(pytest.MonkeyPatch())
     module, *arguments = command
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)
