@@ -178,7 +178,7 @@ def _write(descriptor: int, nbytes: int) -> list[tuple[int, float]]:
 def _steady_rate(done: Sequence[tuple[int, float]]) -> float | None:
     """Bytes a second by (bytes, time) in order, without the first part of the time where enough is left."""
     began, ended = done[0][1], done[-1][1]
-    start, latest = began + _LEFT_OUT * (ended - began), ended - _LEAST_SECONDS
-    first = next((one for one in done[:-1] if start <= one[1] <= latest), done[0])
+    start, last_start = began + _LEFT_OUT * (ended - began), ended - _LEAST_SECONDS
+    first = next((one for one in done[:-1] if start <= one[1] <= last_start), done[0])
     seconds = ended - first[1]
     return (done[-1][0] - first[0]) / seconds if seconds >= _LEAST_SECONDS else None
