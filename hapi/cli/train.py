@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
@@ -34,10 +35,11 @@ from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_folder, user_path
 from hapi.process.telemetry import open_tracer
-from hapi.text import counted
+from hapi.text import counted, printable
 from hapi.trace import Tracer
 from hapi.train.distributed.launch import Launch, launched
 from hapi.train.loggers.choose import check_loggers, make_loggers
+from hapi.train.outputs.run_folder import BEST_FILE
 from hapi.units import format_bytes, format_count, format_money
 
 if TYPE_CHECKING:
@@ -205,8 +207,10 @@ def _after_failure(
     for line in write_outputs(training, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
     if training.checkpoint_path and trainer.has_checkpoint:
-        place = f"--checkpoint {training.checkpoint}" if training.checkpoint else training.output
-        print(f"go on with: --resume {place}", file=sys.stderr)
+        place = shlex.quote(str(training.checkpoint or training.output))
+        print(
+            f"go on with: --resume {'--checkpoint ' if training.checkpoint else ''}{place}", file=sys.stderr
+        )
 
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
@@ -287,7 +291,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     servers = ", ".join(names) + (f" ({count} servers)" if count > len(names) else "")
     print_parts("via", f"{servers}{embedded}", f"device {session.device}", *rounded)
     if training.output is not None:
-        print(f"run   {training.output}", flush=True)
+        print(f"run   {printable(training.output)}", flush=True)
     if job_context.order.shuffle.group:
         print(f"order {job_context.order.shuffle}", flush=True)
     for note in notes(session, loaded):
@@ -356,9 +360,8 @@ def _summarise(
 def _say_next(training: TrainSettings) -> None:
     if training.output is not None:
         allowed = f" --allow-model {training.model}" if is_factory(training.model) else ""
-        print(
-            f"run   {training.output}\nnext  hapi predict {training.output}/best.safetensors IMAGE{allowed}"
-        )
+        best = shlex.quote(f"{training.output}/{BEST_FILE}")
+        print(f"run   {printable(training.output)}\nnext  hapi predict {best} IMAGE{allowed}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from support.train_cli import FAST, refused
 
 from hapi.api.model_files import load_model
 from hapi.cli import train as command
+from hapi.text import printable
 from hapi.train.checkpoints.checkpoint import claimed
+from hapi.train.settings import TrainSettings
 
 JOB = FAST[1:]
 """Without its ``--no-output``."""
@@ -179,3 +181,10 @@ def test_a_run_that_cannot_begin_leaves_the_folder_alone(
     code, line = refused(capsys, *job, "--resume", "--seed", "3")
     assert code == 1 and "its seed is 0, this one's 3" in line
     assert {path.name: path.read_bytes() for path in (folder / "mine").iterdir()} == before
+
+
+def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    for place, shown in (("my runs/a", "'my runs/a/best.safetensors'"), ("a\nb", "'a\nb/best.safetensors'")):
+        command._say_next(TrainSettings(output=place))
+        name, line = capsys.readouterr().out.split("\n", 1)
+        assert name == f"run   {printable(place)}" and line == f"next  hapi predict {shown} IMAGE\n"
