@@ -127,10 +127,10 @@ class TrainedParameter:
                 "hapi.offload_training"
             )
 
-    def settle(self) -> None:
-        """Take the values in memory for those that the states belong to."""
+    def settle(self, *, is_step: bool = True) -> None:
+        """Take the values in memory for those that the states belong to; a step has made them, or the loop."""
         self.version, self.writes = self.parameter._version, 0
-        self.watch.settle()
+        self.watch.settle(is_step=is_step)
 
     def find_change(self) -> bool:
         """Return whether somebody changed the values since the last step so that no version tells.

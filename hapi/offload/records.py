@@ -100,7 +100,7 @@ class Records:
 
             self._engine.amend(number, change)
         for known in changed:
-            known.settle()
+            known.settle(is_step=False)
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Return the states by the parameters' numbers, as torch's optimisers keep them."""

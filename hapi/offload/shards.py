@@ -6,6 +6,7 @@ others get their new values from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -118,7 +119,7 @@ class Shards:
             yield
         except RuntimeError as error:
             steps = 0 if self._store.committed is None else self._store.committed.steps
-            reason = str(error).strip().partition("\n")[0]
+            reason = re.sub(r"^\[[^]]*\] ", "", str(error)).strip().partition("\n")[0].partition(". ")[0]
             raise OffloadError(
                 f"rank {self.rank} does not reach another rank of this training, which has ended or lost its "
                 f"connection ({reason}); rank {self.rank} has committed step {steps}, and a next run of all ranks goes "

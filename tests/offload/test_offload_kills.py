@@ -16,7 +16,7 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parents[1]
-LOOPS = ("plain", "clipped", "accumulated", "half", "scheduled", "changed", "half changed")
+LOOPS = ("plain", "clipped", "accumulated", "half", "scheduled", "changed", "half-changed")
 MANY_STEPS = 1_000_000
 LONGEST_WAIT = 0.03
 """Seconds from a step's end to a kill: more than a step takes."""

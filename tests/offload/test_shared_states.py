@@ -104,7 +104,7 @@ def test_a_rank_that_ends_alone_loses_nothing(how: str, tmp_path: Path) -> None:
     assert codes == [1, 1 if how == "before a step" else 0]
     said = [line for line in (tmp_path / "errors-0").read_text(encoding="utf-8").splitlines() if line]
     if how == "before a step":
-        errors = [line for line in said if line.startswith("hapi.offload.failures.OffloadError")]
+        errors = [line for line in said if "failures.OffloadError: " in line]
         assert len(errors) == 1 and "rank 0 does not reach another rank" in errors[0]
         assert "has committed step" in errors[0]
     assert all((tmp_path / "states" / f"hapi-rank{rank}" / "hapi-offload").exists() for rank in (0, 1))

@@ -35,7 +35,7 @@ def half() -> nn.Module:
 def changed(model: nn.Module, optimizer: Any, step: int) -> None:
     """Change parameters after the step, so that it shows when that is done twice, or not at all."""
     plain(model, optimizer, step)
-    for parameter in model.parameters():
+    for parameter in (one for one in model.parameters() if one.requires_grad):
         if step % 2:
             parameter.data.clamp_(-0.04, 0.04)
         else:
@@ -50,7 +50,7 @@ LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None]]] = {
     "half": (half, clipped),
     "scheduled": (tied_model, clipped),
     "changed": (tied_model, changed),
-    "half changed": (half, changed),
+    "half-changed": (half, changed),
 }
 """The model has tied embeddings, frozen layers between, and two groups."""
 

@@ -43,13 +43,13 @@ class ValueWatch:
         """Views of the values that it holds."""
         return 0 if self._values is None else 1
 
-    def settle(self) -> None:
-        """Take the values for those that are expected from now on."""
-        self._span = slice(None)
-        if self._settled >= _WHOLE_STEPS and not self._was_changed:
-            start = (self._settled * 7919 * _SAMPLE) % max(self._parameter.numel(), 1)
+    def settle(self, *, is_step: bool = True) -> None:
+        """Take the values for those that are expected from now on; ``is_step`` is whether a step has made them."""
+        self._span, elements = slice(None), self._parameter.numel()
+        if self._settled >= _WHOLE_STEPS and not self._was_changed and elements > _SAMPLE:
+            start = (self._settled * 7919 * _SAMPLE) % elements
             self._span = slice(start, start + _SAMPLE)
-        self._settled += 1
+        self._settled += is_step
         self._mark = self._seen()
         self._version_at_gradient = None
         self._before.clear()
