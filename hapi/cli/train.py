@@ -359,7 +359,8 @@ def _summarise(
 
 def _say_next(training: TrainSettings) -> None:
     if training.output is not None:
-        allowed = f" --allow-model {training.model}" if is_factory(training.model) else ""
+        factories = (training.model,) if is_factory(training.model) else training.allow_model
+        allowed = "".join(f" --allow-model {shlex.quote(name)}" for name in factories)
         best = shlex.quote(f"{training.output}/{BEST_FILE}")
         print(f"run   {printable(training.output)}\nnext  hapi predict {best} IMAGE{allowed}")
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.harness import ServerProcess, report_of, run
@@ -181,6 +182,16 @@ def test_a_run_that_cannot_begin_leaves_the_folder_alone(
     code, line = refused(capsys, *job, "--resume", "--seed", "3")
     assert code == 1 and "its seed is 0, this one's 3" in line
     assert {path.name: path.read_bytes() for path in (folder / "mine").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model": "nets:small"}, {"model": "store:small", "allow_model": ("nets:small",)}]
+)
+def test_the_next_command_allows_the_factory(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command._say_next(TrainSettings(output="a", **settings))
+    assert capsys.readouterr().out.endswith("a/best.safetensors IMAGE --allow-model nets:small\n")
 
 
 def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:

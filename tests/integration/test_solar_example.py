@@ -83,6 +83,7 @@ def test_a_folder_of_other_settings_is_refused(made: Path) -> None:
         (("--seeds", "a"), "--seeds 'a': give numbers"),
         (("--epochs", "0"), "--epochs '0': give a number from 1"),
         (("--images",), "--images needs a value"),
+        (("--images", "41"), "--images 41: give 42 or more, of which a training batch has 64"),
         (("--frozen-precision", "fp8"), "--frozen-precision 'fp8': give fp32, bf16 or fp16"),
         (("--quick",), "unknown option '--quick'"),
         (("{}/a", "b"), "'b' is another one"),

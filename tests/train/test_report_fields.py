@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.local_job import open_session, trainer_of
 
 import hapi
@@ -23,6 +24,7 @@ def undocumented(report: Mapping[str, Any]) -> set[str]:
     return {*report, *report.get("plan", {}), *epochs} - known - metrics
 
 
+@pytest.mark.slow
 def test_the_page_has_the_fields_of_a_report(remembered: Handler, tmp_path: Path) -> None:
     found: set[str] = set()
     for changes in (
