@@ -280,7 +280,8 @@ class OffloadedOptimizer(FixedOptimizer):
             check_gradient(known.name, known.parameter, gradient)
             if known.find_change():
                 self._expected.forbid()
-            if known.is_loops_own:
+            has_graph = gradient.requires_grad and not known.is_aside  # derivatives of it may be asked for
+            if known.is_loops_own or has_graph:
                 if known.is_submitted:
                     self._ahead.undo()
                 known.drop()

@@ -22,6 +22,7 @@ from support.second_passes import (
     usual,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hapi.offload.activations.offload import ActivationOffload
 
@@ -286,11 +287,15 @@ def test_transforms_and_sparse_inputs_pass(make: Callable[[], nn.Module], loss: 
 
 
 @pytest.mark.slow
-def test_a_loop_that_calls_layers_and_not_their_model_is_planned_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_loop_that_calls_layers_and_not_their_model_is_planned_too(
+    is_checkpointed: bool, tmp_path: Path
+) -> None:
     """As a Lightning module's training step does: without a plan each later pass would be measured."""
 
     def by_layers(model: Any, step: int) -> torch.Tensor:
-        x = model.first(inputs(step))
+        first = model.first
+        x = checkpoint(first, inputs(step), use_reentrant=False) if is_checkpointed else first(inputs(step))
         for block in model.blocks:
             x = block(x)
         found: torch.Tensor = x.square().mean()

@@ -215,22 +215,6 @@ def test_cached_parametrizations_are_not_computed_anew(tmp_path: Path) -> None:
     compare(make, loss, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_model_that_is_compiled_afterwards_is_measured(tmp_path: Path) -> None:
-    """What looks for side effects is not for torch's compiler."""
-    torch._dynamo.reset()
-    models: list[Any] = [Blocks(Block), Blocks(Block)]
-    found = []
-    with Forced(models[1], 900_000, [tmp_path], "recompute") as offload:
-        for model in models:
-            compiled: Any = torch.compile(model, backend="aot_eager")
-            found.append(gradients(compiled, usual))
-        assert offload.report()["state"] == "planned"
-    torch._dynamo.reset()
-    assert all(map(torch.equal, *found))
-
-
 class LateCodes(Codes):
     """It begins late, when the plan is made."""
 

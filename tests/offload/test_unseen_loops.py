@@ -132,6 +132,18 @@ def penalised(model: nn.Module, optimizer: Any, step: int) -> None:
     optimizer.step()
 
 
+def curved(model: nn.Module, optimizer: Any, step: int) -> None:
+    """Differentiates the gradients that backward left, as estimates of a Hessian's diagonal do."""
+    optimizer.zero_grad()
+    backward(model, step, create_graph=True)
+    parameters = list(model.parameters())
+    gradients = [one.grad for one in parameters]
+    curves = torch.autograd.grad(gradients, parameters, [torch.ones_like(one) for one in parameters])  # type: ignore[type-var]
+    for one, curve in zip(parameters, curves, strict=True):
+        one.grad = one.grad.detach() + 0.01 * curve  # type: ignore[union-attr]
+    optimizer.step()
+
+
 def with_graph(model: nn.Module, optimizer: Any, step: int) -> None:
     optimizer.zero_grad()
     backward(model, step, create_graph=True)
@@ -246,6 +258,7 @@ LOOPS: dict[str, tuple[Make, Loop]] = {
     "checkpoints": (layers, recomputed),
     "gradient penalty": (layers, penalised),
     "graph of gradients": (layers, with_graph),
+    "derivatives of gradients": (layers, curved),
     "graph used twice": (layers, graph_used_twice),
     "gradients by hand": (layers, by_hand),
     "hooks": (hooked, usual),

@@ -8,8 +8,6 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from hapi.errors import UsageError
-
 
 class Follower(Protocol):
     """Something that follows a model by its hooks."""
@@ -39,18 +37,6 @@ def _note(follower: Follower) -> bool:
 
 
 _note._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def check_not_compiled(layer: str) -> None:
-    """Raise UsageError where the operator that runs now is one of a function that torch compiled.
-
-    While operators are looked at, torch computes it as if it were not compiled.
-    """
-    if callable(torch._C._dynamo.eval_frame.get_eval_frame_callback()):
-        raise UsageError(
-            f'the layer {layer} calls a function that torch compiled: give activations="keep" to '
-            "hapi.offload_training"
-        )
 
 
 def is_traced(follower: Follower) -> bool:

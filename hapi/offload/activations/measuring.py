@@ -58,8 +58,9 @@ class IterationMeasure:
     def begin_pass(self) -> None:
         """Begin a forward pass of the model."""
         if not self.order:
-            # What torch takes at its first use is no pass's, and no operation that the loop counts.
-            with _disable_current_modes(), FlopCounterMode(display=False):
+            # What torch takes at its first use is no pass's, and nothing that the loop counts or checkpoints.
+            own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+            with _disable_current_modes(), own, FlopCounterMode(display=False):
                 warm_up_libraries()
             for _, module in self._layers:
                 SideEffects(module, ()).found()
