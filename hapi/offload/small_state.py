@@ -148,7 +148,8 @@ def _mark(parameter: torch.Tensor) -> tuple[int, int, bytes]:
     if is_lazy(parameter):
         return 0, 0, b""
     first = parameter.detach().flatten()[:_SAMPLE] if parameter.is_contiguous() else parameter.detach()[:0]
-    return parameter._version, parameter.data_ptr(), _bytes(first) if parameter.is_cpu else b""
+    version = 0 if parameter.is_inference() else parameter._version
+    return version, parameter.data_ptr(), _bytes(first) if parameter.is_cpu else b""
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

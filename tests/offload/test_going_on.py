@@ -116,6 +116,21 @@ def test_buffers_that_a_layer_replaces_go_on(tmp_path: Path) -> None:
         assert weights_equal(model, twin)
 
 
+def test_buffers_that_inference_made_go_on(tmp_path: Path) -> None:
+    """They have no version."""
+    with torch.inference_mode():
+        made = torch.ones(3)
+    killed, twin = images_model(), images_model()
+    for model in (killed, twin):
+        model.register_buffer("made", made if model is killed else torch.zeros(3))
+    before = offloaded(killed, adamw(killed), tmp_path)
+    train(killed, before, range(3), plain)
+    before.close(remove=False)
+    with offloaded(twin, adamw(twin), tmp_path) as moved:
+        assert moved.steps == 3
+        assert weights_equal(killed, twin)
+
+
 def test_a_buffer_of_another_shape_is_not_kept_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
