@@ -147,4 +147,4 @@ def test_a_packed_table_says_what_was_understood(run: Run, folder: Path) -> None
     )
     code, out, err = run("pack", "images", "store/two", "--labels", "some.csv", "--quiet", "--skip-unmatched")
     assert code == 0 and "2 samples, 2 classes" in out and "4 left out" in out
-    assert "left out: 4 files without a row and 1 rows without a file of some.csv" in err
+    assert "left out: 4 files without a row and 1 row without a file of some.csv" in err

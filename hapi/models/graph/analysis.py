@@ -7,10 +7,9 @@ can do neither (its result depends on data), a small real run takes their place.
 
 from __future__ import annotations
 
-import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import ModelChoiceError
 from hapi.models.batch_flow import BatchFlow, Operation, OperatorLog
+from hapi.models.fake_log import without_fake_log
 from hapi.models.graph.meta_rules import meta_result
 from hapi.models.graph.tracing import Traced, describe_failure
 from hapi.models.graph.views import Tree, build_tree, shadow
@@ -147,7 +147,7 @@ def analyse(
     means: list[Means] = ["meta", "fake"] if any(t.is_meta for t in tensors) else ["meta", "fake", "real"]
     for kind in means:
         try:
-            with _quiet_log(), torch.random.fork_rng(devices=[]) if kind == "real" else nullcontext():
+            with without_fake_log(), torch.random.fork_rng(devices=[]) if kind == "real" else nullcontext():
                 evaluation = _run(module, traced, traced.eval_graph, False, input_shape, kind)
                 twin = _twin_runs(traced, evaluation)
                 training = _run(module, traced, traced.train_graph, True, input_shape, kind, twin)
@@ -158,17 +158,6 @@ def analyse(
                 why = describe_failure(error)
                 raise ModelChoiceError(f"the model cannot run on samples of shape {shape}: {why}") from error
     raise AssertionError("the last means returns or raises")
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """torch logs the traceback of every operator that fails on fake tensors; the error itself says it all."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _run(

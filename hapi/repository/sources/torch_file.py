@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hapi.errors import ModelError
+from hapi.models.fake_log import without_fake_log
 from hapi.models.tensors import STORED_NAMES
 from hapi.repository.entries import SourceTensor
 from hapi.repository.sources.files import SourceFile
@@ -88,7 +87,7 @@ def _offset(tensor: torch.Tensor) -> object:
 def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]]:
     """The state dict in ``file``, alone or among other states of a training, and lines that a user should see."""
     try:
-        with inert_objects(), warnings.catch_warnings(), _silent():
+        with inert_objects(), warnings.catch_warnings(), without_fake_log():
             warnings.simplefilter("ignore")  # what torch guesses of a file that is none of its own
             loaded: Any = torch.load(file.path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -106,17 +105,6 @@ def _load(file: SourceFile) -> tuple[Mapping[str, torch.Tensor], tuple[str, ...]
     others = left_out(loaded, state)
     note = f"{file.path} also has other values of these tensors, in {', '.join(others)}; save them alone to use them"
     return state, (note,) if others else ()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Let torch print nothing of what it cannot describe; the error that follows is told. For one thread at a time."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _storages(file: SourceFile) -> dict[int, int]:
