@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def test_a_load_takes_less_than_a_gigabyte_beyond_its_tensors(
         text=True,
         check=False,
         timeout=1200,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
     loaded, peak = map(int, done.stdout.split())
