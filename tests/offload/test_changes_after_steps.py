@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.forked import fork_server
 from support.offload_loops import images_model, offloaded, plain, tied_model, train, weights_equal
 from torch import nn
 
@@ -79,27 +81,45 @@ def seldom_used() -> nn.Module:
     return model
 
 
-def loop_with(change: Change, begin: int = 0) -> Callable[[nn.Module, Any, int], None]:
-    def loop(model: nn.Module, optimizer: Any, step: int) -> None:
-        if step == STEPS - 1 and hasattr(model, "uses_extra"):
-            model.uses_extra = True
-        plain(model, optimizer, step)
-        if step >= begin:
-            change(model)
-
-    return loop
+def changing(change: str, begin: int, model: nn.Module, optimizer: Any, step: int) -> None:
+    """A step, and from step ``begin`` on a change after it."""
+    if step == STEPS - 1 and hasattr(model, "uses_extra"):
+        model.uses_extra = True
+    plain(model, optimizer, step)
+    if step >= begin:
+        CHANGES[change](model)
 
 
-def in_killed_child(act: Callable[[], None]) -> None:
-    """Run a function in a child that is killed when it returns."""
-    child = os.fork()
-    if not child:
-        try:
-            act()
-            os.kill(os.getpid(), signal.SIGKILL)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+def hooked(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(model)
+    optimizer.register_step_post_hook(lambda *_: shrunk(model))
+    return optimizer
+
+
+def train_until_killed(
+    make: Callable[[], nn.Module],
+    optimizer_of: Callable[..., Any],
+    loop: Callable[..., None],
+    late: bool,
+    folder: Path,
+) -> None:
+    """Train in this process, and end it by a kill; ``late`` when the last step is committed."""
+    torch.set_num_threads(1)
+    model = make()
+    torch.manual_seed(5)
+    moved = offloaded(model, optimizer_of(model), folder)
+    train(model, moved, range(KILLED + 1), loop)
+    if late:
+        durable(moved, model)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_killed_child(*given: Any) -> None:
+    """Call :func:`train_until_killed` in a process that was not forked from this one: backward may have threads."""
+    child = fork_server().Process(target=train_until_killed, args=given)
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
 
 
 def durable(moved: OffloadedOptimizer, model: nn.Module) -> None:
@@ -116,7 +136,7 @@ def images(model: nn.Module) -> torch.Tensor:
 @pytest.fixture(params=["before it is committed", "afterwards"])
 def late(request: pytest.FixtureRequest) -> Iterator[bool]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a child has no threads of its parent
+    torch.set_num_threads(1)  # as the killed process
     yield request.param == "afterwards"
     torch.set_num_threads(threads)
 
@@ -134,21 +154,13 @@ def late(request: pytest.FixtureRequest) -> Iterator[bool]:
 def test_a_kill_loses_no_change(
     make: Callable[[], nn.Module], change: str, begin: int, late: bool, tmp_path: Path
 ) -> None:
-    loop = loop_with(CHANGES[change], begin)
+    loop = partial(changing, change, begin)
     model, twin = make(), make()
     torch.manual_seed(5)
     with offloaded(model, adamw(model), tmp_path / "whole") as moved:
         train(model, moved, range(STEPS), loop)
 
-    def killed() -> None:
-        child = make()
-        torch.manual_seed(5)
-        moved = offloaded(child, adamw(child), tmp_path / "job")
-        train(child, moved, range(KILLED + 1), loop)
-        if late:
-            durable(moved, child)
-
-    in_killed_child(killed)
+    in_killed_child(make, adamw, loop, late, tmp_path / "job")
     with offloaded(twin, adamw(twin), tmp_path / "job") as moved:
         assert moved.steps == (KILLED + 1 if late else KILLED)
         train(twin, moved, range(moved.steps, STEPS), loop)
@@ -157,23 +169,11 @@ def test_a_kill_loses_no_change(
 
 @pytest.mark.parametrize("late", ["before it is committed", "afterwards"], indirect=True)
 def test_hooks_of_a_step_belong_to_it(late: bool, tmp_path: Path) -> None:
-    def hooked(model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = adamw(model)
-        optimizer.register_step_post_hook(lambda *_: shrunk(model))
-        return optimizer
-
     model, twin = images_model(), images_model()
     optimizer = hooked(model)
     train(model, optimizer, range(STEPS), plain)
 
-    def killed() -> None:
-        child = images_model()
-        moved = offloaded(child, hooked(child), tmp_path)
-        train(child, moved, range(KILLED + 1), plain)
-        if late:
-            durable(moved, child)
-
-    in_killed_child(killed)
+    in_killed_child(images_model, hooked, plain, late, tmp_path)
     with offloaded(twin, hooked(twin), tmp_path) as moved:
         train(twin, moved, range(moved.steps, STEPS), plain)
         assert weights_equal(model, twin)

@@ -60,7 +60,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @cache
-def _context() -> Any:
+def fork_server() -> Any:
     """The fork server, with one thread and without what this environment says about Hapi: imports may read it."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
@@ -127,7 +127,7 @@ class ForkedProcess:
             start_new_session,
             cwd or Path.cwd(),
         )
-        self._process = _context().Process(target=_run, args=arguments, daemon=True)
+        self._process = fork_server().Process(target=_run, args=arguments, daemon=True)
         try:
             self._process.start()
         finally:
