@@ -26,7 +26,7 @@ LACKING = "gradient-lacked"
 _ENDED = "ended"
 """File that a rank's folder has when that rank ended in order: it is removed with the last one's."""
 _FILES = ("states", "gradients", "commit", "job.json", LACKING, _ENDED, "lock")
-_FORMAT = 1
+_FORMAT = 2
 _RANK = re.compile(r"hapi-rank\d+")
 
 
