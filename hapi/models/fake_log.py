@@ -1,4 +1,4 @@
-"""What torch logs of operators that fail on fake tensors: a traceback, of which the error itself says all."""
+"""Lines that torch logs of operators that fail on fake tensors: a traceback, of which the error itself says all."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hapi.offload.engine import Engine
 from hapi.offload.lifetime import Lifetime
 from hapi.offload.loop.admission import check_gradient
 from hapi.offload.loop.expectation import Expectation
-from hapi.offload.loop.fixed import FixedOptimizer
+from hapi.offload.loop.fixed import FixedOptimizer, outside_compiled_code
 from hapi.offload.loop.handed_states import StateTable
 from hapi.offload.loop.holders import is_alone, is_shared
 from hapi.offload.loop.hooks import attach
@@ -119,14 +119,20 @@ class OffloadedOptimizer(FixedOptimizer):
             known.kept, known.on_change = self._kept, self._ahead.undo
         self._begin()
 
-    # -- what a loop calls -----------------------------------------------------------------------------------
-
     @property
     def steps(self) -> int:
         """Steps done, those before a kill included: a loop that goes on leaves out so many batches."""
         return self._states.steps
 
-    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+    @outside_compiled_code
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of the gradients as they are now.
+
+        Raises:
+            OffloadError: the place of the states failed; the last committed step is intact.
+            GradientGoneError: the loop changed a gradient that was not kept.
+            UsageError: it is called in a compiled function, where steps of torch's own optimisers have other bits.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -252,8 +258,6 @@ class OffloadedOptimizer(FixedOptimizer):
                 log.warning("%s", error)
         self._lifetime.close(remove=remove, in_error=in_error)
 
-    # -- hooks -----------------------------------------------------------------------------------------------
-
     def _give_values_back(self) -> None:
         with self._lifetime.guarded():
             self._ahead.put_aside()
@@ -357,8 +361,6 @@ class OffloadedOptimizer(FixedOptimizer):
                     known.put_away()
                 elif not known.keeps_in_memory:
                     known.consume()
-
-    # -- a step ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Prepare for the next step's gradients."""

@@ -16,9 +16,9 @@ from torch import nn
 from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
-from hapi.offload.activations.offload import ActivationOffload, check_policy
+from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.layer_memory import GradientRoom
-from hapi.offload.loop.admission import check_memory, check_model, check_optimizer
+from hapi.offload.loop.admission import check_memory, check_model, check_optimizer, check_policy
 from hapi.offload.loop.fixed import refuse_steps
 from hapi.offload.loop.hooks import check_not_followed
 from hapi.offload.loop.notices import notice

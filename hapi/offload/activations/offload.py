@@ -26,6 +26,7 @@ from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.swapper import Swapper
 from hapi.offload.activations.watching import Moment
 from hapi.offload.layer_memory import Action, GradientRoom, keep_whole
+from hapi.offload.loop.admission import check_policy
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.loop.notices import notice
 from hapi.offload.pass_memory import highest_use
@@ -35,7 +36,6 @@ from hapi.process.mapped_files import give_back_file_pages
 
 _COMPILED = "torch compiles the model, so its activations stay in memory"
 """Cut between layers, its graphs would compute other bits."""
-POLICIES = ("auto", "keep", "swap", "recompute")
 _BUFFER_SHARE = 8
 """Part of the memory that bytes on their way may take: one in so many."""
 _MAX_BUFFER_BYTES = 256 << 20
@@ -45,12 +45,6 @@ _ALLOCATOR_FACTOR = 1.25
 """Memory of a process over what it allocated, where the C library keeps what was freed: 1.22 for a small GPT."""
 _HOST_SHARE = 0.5
 """Share of the free host memory that a GPU's activations may take."""
-
-
-def check_policy(policy: str) -> None:
-    """Raise UsageError for an unknown policy."""
-    if policy not in POLICIES:
-        raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
 
 
 class ActivationOffload(BoundToModel):

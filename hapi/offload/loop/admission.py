@@ -15,6 +15,14 @@ from hapi.errors import UsageError
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimisers whose step on a part of a tensor is that part of the step on the whole."""
 TRAINED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+POLICIES = ("auto", "keep", "swap", "recompute")
+"""Ways to treat activations."""
+
+
+def check_policy(policy: str) -> None:
+    """Raise UsageError for an unknown way to treat activations."""
+    if policy not in POLICIES:
+        raise UsageError(f"activations={policy!r}: take one of {', '.join(POLICIES)}")
 
 
 def check_model(model: object) -> None:

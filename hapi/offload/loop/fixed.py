@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -55,33 +56,17 @@ class FixedOptimizer(torch.optim.Optimizer):
         self._states_kept = [self._keeping(group) for group in self.param_groups]
         self._members = self._grouped()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of the gradients as they are now.
-
-        Raises:
-            OffloadError: the place of the states failed; the last committed step is intact.
-            GradientGoneError: the loop changed a gradient that was not kept.
-            UsageError: it is called in a compiled function, where steps of torch's own optimisers have other bits.
-        """
-        is_traced(self)
-        return self._checked_step(closure)
-
     def note_compiling(self) -> None:
-        """Note that torch compiles a function that calls :meth:`step`."""
+        """Note that torch compiles a function that calls ``step``."""
         self._is_step_traced = True
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _checked_step(self, closure: Callable[[], Any] | None) -> Any:
+    def check_not_compiled(self) -> None:
+        """Raise UsageError where ``step`` is called in a compiled function."""
         if self._is_step_traced:
             raise UsageError(
                 "optimizer.step() is called in a function that torch.compile compiles, where steps of torch's own "
                 "optimizers have other bits: compile the model or its loss, and call step() outside"
             )
-        return self._take_step(closure)
-
-    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Take the step."""
-        raise NotImplementedError
 
     def check_options(self) -> None:
         """Raise UsageError where groups have other parameters, or options that ask for other states, than at first."""
@@ -170,3 +155,19 @@ def refuse_steps(optimizer: torch.optim.Optimizer) -> None:
         )
 
     optimizer.register_step_pre_hook(refuse)
+
+
+def outside_compiled_code(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the ``step`` of a :class:`FixedOptimizer` be refused in functions that torch compiles."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def checked(optimizer: FixedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        optimizer.check_not_compiled()
+        return step(optimizer, *args, **kwargs)
+
+    @wraps(step)
+    def called(optimizer: FixedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        is_traced(optimizer)  # the compiled code has nothing of this
+        return checked(optimizer, *args, **kwargs)
+
+    return called
