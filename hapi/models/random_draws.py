@@ -23,10 +23,6 @@ def draws(func: Any, given: Mapping[str, Any]) -> bool:
 
 def python_generators() -> tuple[Any, ...]:
     """Return the states of the generators that Python's ``random`` and numpy have for a whole process."""
-    of_numpy = np.random.get_state(legacy=False)
-    return (
-        random.getstate(),
-        of_numpy["state"]["key"].tobytes(),
-        of_numpy["state"]["pos"],
-        of_numpy["has_gauss"],
-    )
+    found = np.random.get_state(legacy=False)  # of whatever bit generator a user has set
+    words = (one.tobytes() if isinstance(one, np.ndarray) else one for one in found["state"].values())
+    return random.getstate(), *words, found.get("has_gauss"), found.get("has_uint32"), found.get("uinteger")
