@@ -12,7 +12,10 @@ from hapi.allocator import (
 from hapi.process.free_memory import anonymous_bytes
 
 _EXCESSES = 3
-"""So many passes one after the other that leave more than may be kept end the keeping."""
+"""So many passes one after the other that leave far more than may be kept end the keeping."""
+_FAR_MORE = 1.5
+"""Freed memory over what may be kept, from which a pass is such a one. Giving all back at the end of a pass costs a
+quarter of the page faults, or less, of giving back each block."""
 
 
 class FreedMemory:
@@ -21,7 +24,7 @@ class FreedMemory:
     A block that is given back costs a page fault for each page when the next tensor takes its place. A block that is
     kept costs its memory. At the end of a forward pass nearly all memory that a pass takes is in use; what its backward
     pass takes further is known. Freed memory beyond that would be more than a pass needs at any time. A heap whose free
-    blocks are too small for the next tensors has more after each pass: there everything is given back at once.
+    blocks are too small for the next tensors has far more after each pass: there all is given back at once.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,7 @@ class FreedMemory:
         self._overhead = 0
         """Anonymous bytes of this process that are not the allocator's."""
         self._excesses = 0
-        """Passes, up to the one that ended, that exceeded the bound."""
+        """Passes, up to the one that ended, that exceeded the bound by far."""
 
     def give_back(self) -> None:
         """Give freed large blocks back, now and from now on."""
@@ -55,10 +58,12 @@ class FreedMemory:
         """Give freed memory back if there is more than may be kept; called when a forward pass ends."""
         if self._bound is None:
             return
-        if self._others() - self._overhead <= self._bound:
+        freed = self._others() - self._overhead
+        if freed > self._bound:
+            self._trim()
+        if freed <= _FAR_MORE * self._bound:
             self._excesses = 0
             return
-        self._trim()
         self._excesses += 1
         if self._excesses == _EXCESSES:
             self.give_back()
