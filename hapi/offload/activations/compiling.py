@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from types import FunctionType
 from typing import Protocol
 
@@ -30,15 +32,31 @@ def _is_compiled_function(value: object) -> bool:
     return isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable")
 
 
-def _note(follower: Follower) -> bool:
+_FOLLOWERS: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
+_KEYS = itertools.count()
+
+
+def key_of(follower: Follower) -> int:
+    """Return a number for :func:`is_traced`: of objects, torch takes no constants into what it compiles (2.9)."""
+    key = next(_KEYS)
+    _FOLLOWERS[key] = follower
+    return key
+
+
+def _note(key: int) -> bool:
     """Tell a follower: this is called while torch traces, and its result is a constant of the compiled code."""
-    follower.note_compiling()
+    follower = _FOLLOWERS.get(key)
+    if follower is not None:
+        follower.note_compiling()
     return True
 
 
 _note._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def is_traced(follower: Follower) -> bool:
-    """Return whether torch traces the caller, and tell the follower; the compiled code has nothing of this."""
-    return torch.compiler.is_compiling() and _note(follower)
+def is_traced(key: int) -> bool:
+    """Return whether torch traces the caller, and tell the follower with this key.
+
+    The compiled code has nothing of this.
+    """
+    return torch.compiler.is_compiling() and _note(key)

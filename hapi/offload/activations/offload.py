@@ -15,7 +15,7 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.offload.activations.calls import dense_bytes, is_transformed, recomputed, tensors_in
-from hapi.offload.activations.compiling import is_compiled, is_traced
+from hapi.offload.activations.compiling import is_compiled, is_traced, key_of
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
 from hapi.offload.activations.layers import layers_of, why_not_recomputed
@@ -111,7 +111,7 @@ class ActivationOffload(BoundToModel):
         self._rooms = [LayerRoom() for _ in self._layers]
         self._steps_aside = False
         self._largest_input = self._asked_before = 0
-        self._freed = FreedMemory()
+        self._freed, self._key = FreedMemory(), key_of(self)
         weakref.finalize(self, self._freed.close)
         self.on_measure: Callable[[], None] = lambda: None  # then spare bytes are needed
         self.spare_bytes = 0
@@ -140,7 +140,7 @@ class ActivationOffload(BoundToModel):
 
     def _forward_in_place_of(self, before: Any) -> Callable[..., Any]:
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_traced(self):  # the compiled code has nothing of this
+            if is_traced(self._key):  # the compiled code has nothing of this
                 return (
                     type(module).forward(module, *args, **kwargs)
                     if before is None
@@ -219,7 +219,7 @@ class ActivationOffload(BoundToModel):
         self._swapper.exempt = frozenset(kept)
 
     def _end_pass(self, module: nn.Module, *_: object) -> None:
-        if is_traced(self) or module is not self._model or not torch.is_grad_enabled():
+        if is_traced(self._key) or module is not self._model or not torch.is_grad_enabled():
             return
         if self._measure is not None:  # what is not needed any more and still leaves is no layer's own
             self._swapper.let_leave(0)
@@ -230,7 +230,7 @@ class ActivationOffload(BoundToModel):
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_own = module is self._model and self._policy != "keep"  # a copy has this hook too
-        if is_traced(self) or not is_own or not torch.is_grad_enabled() or is_transformed():
+        if is_traced(self._key) or not is_own or not torch.is_grad_enabled() or is_transformed():
             return
         self.step_done()
         inputs = tensors_in((args, kwargs))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from hapi.errors import UsageError
-from hapi.offload.activations.compiling import is_traced
+from hapi.offload.activations.compiling import is_traced, key_of
 
 
 class BoundToModel:
@@ -53,6 +53,7 @@ class FixedOptimizer(torch.optim.Optimizer):
             setattr(optimizer, name, OrderedDict())
         self._step_supports_amp_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._is_fixed = True
+        self._key = key_of(self)
         self._states_kept = [self._keeping(group) for group in self.param_groups]
         self._members = self._grouped()
 
@@ -167,7 +168,7 @@ def outside_compiled_code(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def called(optimizer: FixedOptimizer, *args: Any, **kwargs: Any) -> Any:
-        is_traced(optimizer)  # the compiled code has nothing of this
+        is_traced(optimizer._key)  # the compiled code has nothing of this
         return checked(optimizer, *args, **kwargs)
 
     return called

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from hapi.errors import UsageError
-from hapi.offload.activations.compiling import is_traced
+from hapi.offload.activations.compiling import is_traced, key_of
 from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.loop.holders import usual_uses
 from hapi.offload.parameters import TrainedParameter
@@ -116,6 +116,7 @@ class _PassHook(BoundToModel):
         self, use: _UseHook, before_pass: Callable[[], None], on_compiling: Callable[[], None]
     ) -> None:
         self._use, self._before_pass, self._on_compiling = use, before_pass, on_compiling
+        self._key = key_of(self)
 
     def note_compiling(self) -> None:
         """Tell of the compiler."""
@@ -123,7 +124,7 @@ class _PassHook(BoundToModel):
 
     def __call__(self, module: nn.Module, *args: object) -> None:
         """Tell; a validation with other weights is no pass in training."""
-        if is_traced(self):
+        if is_traced(self._key):
             return
         if module.training and torch.is_grad_enabled():
             self._before_pass()
