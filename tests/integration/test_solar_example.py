@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.forked_python import forked_python
 
 import hapi
 from hapi.api.model_files import load_model
@@ -26,10 +27,10 @@ needs_packages = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "HAPI_TRAIN_CACHE"}
     return subprocess.run(
-        [str(RUN), *arguments], env={**kept, "HAPI_PYTHON": sys.executable}, capture_output=True, text=True,
+        [str(RUN), *arguments], env={**kept, "HAPI_PYTHON": str(python)}, capture_output=True, text=True,
         timeout=800, check=False,
     )  # fmt: skip
 
@@ -37,7 +38,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("solar") / "work"
-    done = run("--images", str(IMAGES), "--seeds", "3", "--epochs", "1", str(folder))
+    with forked_python(folder.parent) as python:
+        done = run("--images", str(IMAGES), "--seeds", "3", "--epochs", "1", str(folder), python=python)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert f"{HELD_OUT // 2} test/defective" in done.stdout and "   3  fp32" in done.stdout
     return folder
@@ -63,7 +65,8 @@ def test_it_trains_as_plain_pytorch_does(made: Path) -> None:
 @needs_packages
 def test_it_leaves_a_model_with_the_names_of_the_classes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RUN.parent))
-    found = load_model(made / "runs/seed3/hapi-fp32/model.safetensors")
+    file = made / "runs/seed3/hapi-fp32/model.safetensors"
+    found = load_model(file, allow_import=("solar_model:lite0",))
     assert tuple(found.classes) == ("defective", "intact")
 
 
