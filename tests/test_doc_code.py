@@ -7,12 +7,13 @@ import inspect
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.forked import ForkedProcess
+from support.forked_python import PYTHON
 from support.harness import server
 from support.profiler_tools import crafted
 
@@ -58,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
 
 
 def ran(code: str, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
-    """``code`` in a Python of its own, with a small model, this store and this server for those that it names."""
+    """``code`` in a process of its own, with a small model, this store and this server for those that it names."""
     for shown, meant in {
         "http://store:8099": url,
         "resnet50": "resnet18",
@@ -66,10 +67,15 @@ def ran(code: str, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
         "epochs=3": "epochs=1",
     }.items():
         code = code.replace(shown, meant)
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=240, check=False,
+    process = ForkedProcess(
+        [PYTHON, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+    try:
+        output, errors = process.communicate(240)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.wait(), output, errors)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

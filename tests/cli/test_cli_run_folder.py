@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import ServerProcess, report_of, run
+from support.forked import ForkedProcess
+from support.harness import ServerProcess, report_of
 from support.train_cli import FAST, refused
 
 from hapi.api.model_files import load_model
@@ -118,11 +118,13 @@ def test_no_place_for_the_folder(folder: Path, capsys: pytest.CaptureFixture[str
 def test_the_log_has_warnings_and_the_end(running: ServerProcess, folder: Path) -> None:
     """What the process says is as without a log: warnings once on stderr; the error's line is the last."""
     exploding = ["--lr", "1e6", "--weight-decay", "1e3", "--epochs", "9"]
-    command_line = [sys.executable, "-m", "hapi.cli.train", "--server", running.url, *JOB, *exploding]
-    done = run(command_line, 3, 100, dict(os.environ))
+    command_line = ["hapi.cli.train", "--server", running.url, *JOB, *exploding]
+    process = ForkedProcess(command_line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, errors = process.communicate(100)
+    assert process.wait() == 3
     (made,) = runs(folder)
     log = (made / "log.txt").read_text()
-    warning, error = done.stderr.splitlines()
+    warning, error = errors.splitlines()
     assert warning.startswith("the loss has grown") and log.count(f" WARNING hapi.client: {warning}\n") == 1
     assert "diverged" in error and log.endswith(f" {error}\n") and log.count(error) == 1
     assert report_of(made / "report.json")["ended"]["how"] == "diverged"

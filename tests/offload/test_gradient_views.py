@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.forked import ForkedProcess
+from support.forked_python import PYTHON
 from support.offload_loops import (
     backward,
     groups_of,
@@ -185,11 +186,9 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_gradients_that_a_loop_averages_itself(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RANK]
+    command = [PYTHON, "-c", RANK]
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
-        )
+        ForkedProcess([*command, str(rank), str(tmp_path)], env=environment, stdout=subprocess.PIPE)
         for rank in (0, 1)
     ]
     assert [rank.communicate(timeout=240)[0].strip() for rank in ranks] == ["True", "True"]

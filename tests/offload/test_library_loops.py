@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import ForkedProcess
 from support.hub_outputs import ROOT, hub_package
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,15 @@ def test_the_steps_are_those_in_memory(library: str, tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "support.library_loops", library, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1] == "equal: kept, swapped, recomputed"
+    process = ForkedProcess(
+        ["support.library_loops", library, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        output, errors = process.communicate()
+    finally:
+        process.kill()
+    assert process.wait() == 0, output[-2000:] + errors[-4000:]
+    assert output.splitlines()[-1] == "equal: kept, swapped, recomputed"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from support import offload_notices
+from support.forked import ForkedProcess
 
 from hapi.offload.loop.notices import notice
 
@@ -23,9 +21,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a script's users see, by how they set up logging, where all fits and where it does not."""
     folder = tmp_path_factory.mktemp("notices")
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, offload_notices.__file__, str(folder)], env=environment, check=True, timeout=240
-    )
+    assert ForkedProcess(["support.offload_notices", str(folder)], env=environment).wait(240) == 0
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 

@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.forked import ForkedProcess
 
 TESTS = Path(__file__).parents[1]
 LOOPS = ("plain", "clipped", "accumulated", "half", "scheduled", "changed", "half-changed")
@@ -27,12 +27,8 @@ class Nursery:
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.offload_nursery"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
+        self._process = ForkedProcess(
+            ["support.offload_nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
@@ -82,7 +78,7 @@ class Nursery:
         self._out.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
@@ -93,7 +89,7 @@ def check_kills(nursery: Nursery, folder: Path, loop: str, kills: int) -> None:
     whole, job = folder / "whole", folder / "job"
     whole.mkdir()
     job.mkdir()
-    chance = random.Random(loop)
+    chance, nursery.reached = random.Random(loop), 0
     for _ in range(kills):
         lines = chance.choice([0, 1, 1, 2, 2, 3, 4])  # 0: while it takes over what the one before left
         nursery.killed(job, MANY_STEPS, loop, lines, chance.uniform(0, LONGEST_WAIT))
@@ -108,6 +104,7 @@ def check_kills(nursery: Nursery, folder: Path, loop: str, kills: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long_cases("clipped", "half", "accumulated")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_killed_at_random_moments_the_weights_are_the_same(
     loop: str, tmp_path: Path, nursery: Nursery

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.forked import ForkedProcess
+from support.forked_python import PYTHON
 from torch import nn
 
 from hapi.errors import UsageError
@@ -62,11 +62,11 @@ def run(folder: Path, way: str, steps: int, dies: int = 0, how: str = "killed") 
     """Train with two processes, the second of which may end early; return how they ended."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
     arguments = [str(folder), way, str(steps), str(dies), how]
-    command = [sys.executable, "-c", TRAINER]
+    command = [PYTHON, "-c", TRAINER]
     ranks = []
     for rank in (0, 1):
         with (folder / f"errors-{rank}").open("w") as errors:
-            ranks.append(subprocess.Popen([*command, str(rank), *arguments], env=environment, stderr=errors))
+            ranks.append(ForkedProcess([*command, str(rank), *arguments], env=environment, stderr=errors))
     if dies and how == "killed":
         ranks[1].wait(240)
         ranks[0].kill()

@@ -1,10 +1,16 @@
-"""A hapi-server of the wire version before this one, which knows of no other: run in a new interpreter."""
+"""A hapi-server of the wire version before this one, which knows of no other: for a process of its own.
+
+In one that was forked, modules that have the version already are imported anew.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from hapi.wire import frames
+for name in [name for name in sys.modules if name.partition(".")[0] == "hapi"]:
+    del sys.modules[name]
+
+from hapi.wire import frames  # noqa: E402
 
 frames.WIRE_VERSION -= 1
 frames.OLDEST_VERSION = frames.WIRE_VERSION
