@@ -42,6 +42,7 @@ def largest_difference(found: list[torch.Tensor], expected: list[torch.Tensor]) 
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.long_cases("fp16")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_every_split_gives_the_same_features_as_float32(service: Service, kind: str) -> None:

@@ -38,6 +38,7 @@ def hits(found: tuple[Any, Any]) -> list[int]:
     return of_epochs(found[0], "feature_hits")
 
 
+@pytest.mark.long_cases("fp16-5", "bf16-5", "bf16-13")
 @pytest.mark.slow_except("int8-13")
 @pytest.mark.parametrize(
     ("codec", "split"),
@@ -85,6 +86,7 @@ def test_stored_samples_are_not_rounded_and_share_what_any_job_keeps(
     assert hits(found) == [SAMPLES]
 
 
+@pytest.mark.long_cases("fp16", "bf16")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", [*(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[:-1]), LOSSY[-1]]
@@ -103,6 +105,7 @@ def test_what_came_small_is_kept_small(
     assert hits(found) == [0, SAMPLES, SAMPLES]
 
 
+@pytest.mark.long_cases("bf16", "fp16")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", [LOSSY[0], *(pytest.param(codec, marks=pytest.mark.slow) for codec in LOSSY[1:])]

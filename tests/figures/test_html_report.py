@@ -137,6 +137,7 @@ LACKING: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.long_cases("a hundred epochs", "null losses", "an epoch of no time", "a loss beyond all bounds")
 @pytest.mark.slow
 @pytest.mark.parametrize("what", LACKING)
 def test_a_report_may_lack_much(what: str) -> None:

@@ -29,6 +29,7 @@ def planned(profile: Profile, job: Job = JOB) -> Plan:
     return plan("auto", profile, job)
 
 
+@pytest.mark.long_cases(".pdf-%PDF", ".PNG-\\x89PNG")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
@@ -57,6 +58,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         plan_figure(planned(profile), profile, JOB, str(tmp_path / "none" / "plan.png"))
 
 
+@pytest.mark.long_cases("150")
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [5, 40, 150])
 def test_labels_stay_apart_whatever_the_number_of_layers(layers: int) -> None:

@@ -261,6 +261,14 @@ def leaks(bed: Bed, role: str, tells_store: bool) -> Iterator[str]:
         )
 
 
+@pytest.mark.long_cases(
+    "--tell-store-operator",
+    "--tell-store-guest",
+    "--tell-store-blind",
+    "--tell-store-expired",
+    "-nobody",
+    "-wrong",
+)
 @pytest.mark.parametrize("role", ROLES)
 def test_no_answer_tells_of_what_is_hidden(bed: Bed, role: str) -> None:
     found = list(leaks(bed, role, "--tell-store" in bed.process.arguments))

@@ -106,7 +106,7 @@ def test_every_split_of_the_papers_families(service: Service, store: Path, f: Fa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.long_cases("resnet50", "vit_b_16")
+@pytest.mark.long_except("alexnet")
 @pytest.mark.parametrize(
     "f", [f for f in FAMILIES if f.name not in ("resnet18", "vgg11", "vgg19")], ids=lambda f: f.name
 )
@@ -125,7 +125,7 @@ def test_features_of_every_split_and_training_at_some(service: Service, store: P
 
 
 @pytest.mark.slow
-@pytest.mark.long_except("squeezenet1_1", "efficientnet_b0", "swin_t")
+@pytest.mark.long_except("squeezenet1_1", "efficientnet_b0")
 @pytest.mark.parametrize("f", OTHERS, ids=lambda f: f.name)
 def test_other_models_at_some_splits(service: Service, store: Path, f: Family) -> None:
     plain: Result | None = None

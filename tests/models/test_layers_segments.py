@@ -84,6 +84,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long_cases("mobilenet_v3_small")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_front_then_back_is_the_whole_at_every_split(name: str) -> None:

@@ -133,6 +133,7 @@ def memory_of(
         return seen.peak, offload.report()
 
 
+@pytest.mark.long_cases("resnet_tail_with_statistics-as it plans", "gpt-kept and recomputed", "mlp-recompute")
 @pytest.mark.slow_except("large_tensors-all of them")
 @pytest.mark.long_except(
     "large_tensors-all of them", "large_tensors-disk", "mlp-as it plans", "mlp-recompute", "gpt-kept and recomputed",
@@ -197,6 +198,7 @@ def even_layers() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*(nn.Linear(400, 400) for _ in range(9))), torch.randn(8, 400)
 
 
+@pytest.mark.long_cases("huge_output-1-65536", "huge_embedding-3-65536")
 @pytest.mark.slow_except("huge_embedding-1-65536")
 @pytest.mark.parametrize(
     ("make", "passes", "waiting"),

@@ -32,17 +32,14 @@ NUMBERS = pytest.mark.parametrize(
     [
         ((1, 3, 4), 17),
         ((6, 7), 17),
+        pytest.param((1, 3, 4), 3, marks=pytest.mark.slow),
         *(
-            pytest.param(numbers, every, marks=mark)
-            for every, mark in ((3, pytest.mark.slow), (1, pytest.mark.long))
+            pytest.param(numbers, 1, marks=pytest.mark.long)
             for numbers in ((1, 3, 4), (6, 7), (1, 3), (3, 5))
         ),
     ],
 )
 """Layers of a model that is pushed, some in a pack that goes, or in one that is packed anew; at which operations."""
-EVERY = pytest.mark.parametrize(
-    "every", [17, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
-)
 MOST = 200
 """Operations that no push or collection here has."""
 
@@ -161,7 +158,7 @@ def test_a_collection_at_each_operation_of_a_push(
 
 @pytest.mark.slow_except("5-True")
 @pytest.mark.parametrize("removes", [False, True])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_a_collection_at_each_operation_of_a_push_that_writes_while_it_hashes(
     garbage: Path, tmp_path: Path, every: int, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +190,7 @@ def check_collections(
 
 
 @pytest.mark.slow
-@EVERY
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_removals_and_loads_at_each_operation_of_a_collection(
     garbage: Path, tmp_path: Path, every: int
 ) -> None:

@@ -93,8 +93,9 @@ def _without_journal(store: LocalStore) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long_cases("7-new tag", "7-rm version")
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_at_each_change_of_a_file(
     command: str, every: int, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

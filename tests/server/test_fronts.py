@@ -130,6 +130,14 @@ def large(bench: Bench, name: str, split: int, but: int = 0) -> list[tuple[str, 
     return [(e.pack, e.start, e.stop) for e in entries]
 
 
+@pytest.mark.long_cases(
+    "first1-second1",
+    "first2-second2",
+    "first4-second4",
+    "first6-second6",
+    "first7-second7",
+    "first8-second8",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),

@@ -30,10 +30,7 @@ from hapi.store.local import LocalStore
 LARGE = 300 << 10
 MOST = 200
 """Operations that no push or collection here has."""
-EVERY = pytest.mark.parametrize(
-    "every",
-    [13, pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
-)
+EVERY = pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
 
 
 @pytest.fixture(autouse=True)
