@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from support.forked import ForkedProcess
 from support.harness import environment, run, server
 from support.http_tools import exchange
 
@@ -284,10 +285,12 @@ def test_stores_that_are_none(
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command_line = [sys.executable, "-m", "hapi.cli.server", "--store", str(tmp_path), "--port", port]
-        done = run(command_line, 2, 60, {})
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-    assert "Traceback" not in done.stderr
+        process = ForkedProcess(
+            ["hapi.cli.server", "--store", str(tmp_path), "--port", port], stderr=subprocess.PIPE
+        )
+        _, errors = process.communicate()
+    assert process.wait() == 2 and f"cannot listen on 127.0.0.1:{port}" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import OWN_SERVERS, ForkedProcess
+from support.forked_python import PYTHON
 from support.harness import environment, wait_for
 
 from hapi.client.transport import embedded_server as embedded
@@ -147,10 +149,11 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         "import sys, time; from hapi.client.transport.embedded_server import EmbeddedServer\n"
         "print(EmbeddedServer(sys.argv[1]).pid, flush=True); time.sleep(600)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
-    ) as parent:
-        pid = int(parent.stdout.readline())  # type: ignore[union-attr]
-        assert is_alive(pid)
-        parent.send_signal(signal.SIGKILL)
+    parent = ForkedProcess(
+        [PYTHON, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, env=environment(**{OWN_SERVERS: "1"})
+    )
+    with parent.stdout as said:  # type: ignore[union-attr]
+        pid = int(said.readline())
+    assert is_alive(pid)
+    parent.kill()
     wait_for(lambda: not is_alive(pid), 60, "the end of the embedded server")

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,10 +116,18 @@ def test_a_start_that_hangs_can_be_ended(store: HungStore, number: signal.Signal
 
 
 def test_the_end_of_its_parent_ends_it(store: HungStore, known: Known) -> None:
-    command = [sys.executable, "-m", "hapi.cli.server", "--store", f"s3://{BUCKET}", "--port", "0",
-               "--exit-with-stdin", "--threads", "1"]  # fmt: skip
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    command = [
+        "hapi.cli.server",
+        "--store",
+        f"s3://{BUCKET}",
+        "--port",
+        "0",
+        "--exit-with-stdin",
+        "--threads",
+        "1",
+    ]
+    process = ForkedProcess(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment(**store.environment),
     )  # fmt: skip
     try:

@@ -117,7 +117,7 @@ def check_sound(swift: Swift, name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("more", [(), ("--replace", "--keep-old", "0")])
+@pytest.mark.parametrize("more", [(), pytest.param(("--replace", "--keep-old", "0"), marks=pytest.mark.long)])
 def test_two_writers_at_once(swift: Swift, more: tuple[str, ...]) -> None:
     name = "replaced" if more else "new"
     with (

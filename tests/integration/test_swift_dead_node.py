@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.forked import environment
+from support.forked import ForkedProcess, environment
 from support.harness import hapi, wait_for
 from support.swift_tools import Swift
 
@@ -63,7 +61,7 @@ def test_a_node_dies_during_a_push_and_comes_back(
     command("push", saved(tmp_path / "part.safetensors", 2), f"{STORE}/part", "--quiet")
     before = len(store.list_keys(JOURNAL))
     arguments = ("push", saved(tmp_path / "m.safetensors", 2, 4, 5, 6, 7, 8), f"{STORE}/m", "--quiet")
-    push = subprocess.Popen([sys.executable, "-m", "hapi", *arguments], env={**environment(), **env})
+    push = ForkedProcess(["hapi", *arguments], env={**environment(), **env})
     try:
         wait_for(lambda: len(store.list_keys(JOURNAL)) > before, 120, "the push's word of what it needs")
         swift_copies.kill(*NODE)

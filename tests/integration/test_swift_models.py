@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.forked import environment
+from support.forked import ForkedProcess, environment
 from support.free_ports import free_port
 from support.harness import (
     RESNET_JOB,
@@ -118,7 +116,7 @@ def test_a_pull_that_is_ended_in_the_middle_goes_on(
     with behind(models) as (proxy, env):
         env |= {f"HAPI_STORE_{name}_TIMEOUT": "600" for name in ("READ", "REQUEST")}  # while answers are held
         proxy.read_bytes = 48 * MIB
-        process = subprocess.Popen([sys.executable, "-m", "hapi", *arguments], env={**environment(), **env})
+        process = ForkedProcess(["hapi", *arguments], env={**environment(), **env})
         wait_for(lambda: process.poll() is not None or large(partial), what="a part of the file")
         assert process.poll() is None
         process.send_signal(given)

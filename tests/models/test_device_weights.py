@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.forked import ForkedProcess
+from support.forked_python import PYTHON
 from support.memfd_blocks import MemfdMemory, taken
 from support.weight_tools import Source, contents_of
 
@@ -21,7 +22,7 @@ from hapi.models.shared.device_weights import DeviceWeights
 from hapi.models.shared.holders import Holders, _short
 
 ROOT = Path(__file__).parents[2]
-Start = Callable[[int], "subprocess.Popen[str]"]
+Start = Callable[[int], ForkedProcess]
 
 
 @pytest.fixture
@@ -37,25 +38,23 @@ def made(folder: Path) -> None:
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
     """Processes that take so many contents, and hold them."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[ForkedProcess] = []
 
-    def begin(count: int) -> subprocess.Popen[str]:
+    def begin(count: int) -> ForkedProcess:
         code = "import sys; from support.memfd_blocks import main; main(*sys.argv[1:])"
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(folder), str(count)], text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-            )
-        )  # fmt: skip
+        command = [PYTHON, "-c", code, str(folder), str(count)]
+        running.append(ForkedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return running[-1]
 
     yield begin
     for process in running:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            stream.close()  # type: ignore[union-attr]
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def said(process: ForkedProcess) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -192,8 +191,8 @@ def test_processes_hold_one_copy_that_outlives_its_maker(folder: Path, start: St
     third = start(20)
     assert said(third) == "loaded 0"
     for process in (second, third):
-        process.communicate("")
-        assert process.returncode == 0
+        process.stdin.close()  # type: ignore[union-attr]
+        assert process.wait(240) == 0
     source = Source(contents_of(20))
     taken(DeviceWeights(folder, MemfdMemory()), source)
     assert len(source.asked) == 20

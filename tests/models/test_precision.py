@@ -53,6 +53,7 @@ def half_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "arithmetic_type", lambda features, device: features)
 
 
+@pytest.mark.long_cases("densenet121-bf16", "mobilenet_v2-bf16")
 @pytest.mark.slow_except("vit_b_16-fp16")
 @pytest.mark.parametrize(
     ("name", "kind"),

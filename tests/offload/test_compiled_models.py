@@ -63,6 +63,7 @@ def train(model: Any, optimizer: Any) -> list[float]:
     return found
 
 
+@pytest.mark.long_cases("in_place")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [whole, in_place, one_layer, a_function])
 def test_a_model_that_is_compiled_afterwards_has_the_bits_of_memory(

@@ -50,6 +50,7 @@ def trained(service: Service, output: Path, watcher: Silent | None = None, **cha
         return outputs[np.argsort(order)]
 
 
+@pytest.mark.long_cases("freeze")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "split", [pytest.param("freeze", marks=pytest.mark.slow), 0, pytest.param("auto", marks=pytest.mark.slow)]
