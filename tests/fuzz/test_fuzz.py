@@ -21,7 +21,6 @@ RUNNER = Path(__file__).with_name("fuzz_run.py")
     ("name", "seconds"),
     [
         ("frames", 4),
-        ("manifests", 4),
         *(pytest.param(name, 30, marks=pytest.mark.long) for name in TARGETS),
     ],
 )
@@ -34,7 +33,9 @@ def test_a_while_of_fuzzing(name: str, seconds: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--mutate",), ()], ids=["mutations", "as installed"])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(("--mutate",), marks=pytest.mark.long), ()], ids=["mutations", "as installed"]
+)
 def test_what_breaks_is_found_and_kept(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """A target that cannot bear a byte which no seed has."""
     done = fuzz("broken_on_purpose", tmp_path, "--seconds", "200", *arguments)

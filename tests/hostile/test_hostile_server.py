@@ -97,7 +97,7 @@ def train_here(kind: Kind, *urls: str, patience: int = 1) -> HapiError | None:
     return None
 
 
-@pytest.mark.slow_cases("endless 100-continue")
+@pytest.mark.slow_cases("endless 100-continue", "much between chunks")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if WAITED_FOR.search(n) else ()) for n in KINDS]
 )

@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 from support.disks import small_disk
-from support.forked import environment
+from support.forked import ForkedProcess, environment
+from support.forked_python import PYTHON
 from support.weight_tools import TAKER, Contents, Source, contents_of, mapped_kilobytes, taken
 
 from hapi.errors import UsageError
@@ -35,32 +37,33 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def takers(folder: Path) -> Iterator[Any]:
     """Starts processes as of :data:`TAKER`; they are ended after the test."""
-    started = []
+    started: list[Any] = []
 
-    def start(count: int, hangs_at: int = -1, budget: int = 1 << 30) -> subprocess.Popen[str]:
-        tests = str(Path(__file__).parents[1])
-        env = environment()
-        env["PYTHONPATH"] = os.pathsep.join([tests, env["PYTHONPATH"]])
-        process = subprocess.Popen(
-            [*TAKER, str(folder), str(count), str(hangs_at), str(budget)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-        )  # fmt: skip
-        started.append(process)
-        return process
+    def start(count: int, hangs_at: int = -1, budget: int = 1 << 30, ends: bool = False) -> Any:
+        """Start one; one that ``ends`` by itself is a new interpreter."""
+        arguments = [str(folder), str(count), str(hangs_at), str(budget)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment()}
+        started.append(
+            subprocess.Popen([sys.executable, "-c", TAKER, *arguments], text=True, **pipes)
+            if ends
+            else ForkedProcess([PYTHON, "-c", TAKER, *arguments], **pipes)
+        )
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 def packs(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "lock")
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def said(process: Any) -> str:
+    return str(process.stdout.readline().strip())
 
 
 def test_what_is_there_is_not_loaded_again(folder: Path) -> None:
@@ -344,14 +347,14 @@ def test_processes_hold_one_copy_and_a_kill_leaves_no_use(folder: Path, takers: 
 @pytest.mark.slow
 def test_the_last_process_to_end_leaves_no_more_than_may_be_idle(folder: Path, takers: Any) -> None:
     budget = 1 << 20  # of which 128 KiB may be idle; the contents have 400 KB
-    first, second = takers(50, budget=budget), takers(50, budget=budget)
+    first, second = (takers(50, budget=budget, ends=True) for _ in range(2))
     assert sorted((said(first), said(second))) == ["loaded 0", "loaded 50"]
     held = packs(folder)
     first.communicate()
     assert packs(folder) == held and first.returncode == 0, "the other one computes with them"
     second.communicate()
     assert packs(folder) == [] and second.returncode == 0
-    few = takers(10, budget=budget)
+    few = takers(10, budget=budget, ends=True)
     assert said(few) == "loaded 10"
     few.communicate()
     assert len(packs(folder)) == 1, "80 KB may stay for the next job"
@@ -359,7 +362,7 @@ def test_the_last_process_to_end_leaves_no_more_than_may_be_idle(folder: Path, t
 
 @pytest.mark.slow
 def test_a_process_that_ends_waits_for_no_lock(folder: Path, takers: Any) -> None:
-    process = takers(50)
+    process = takers(50, ends=True)
     assert said(process) == "loaded 50"
     with (folder / "lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 def test_highest_use_of_a_process_is_just_below_the_prediction(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    memory = 300_000_000
+    memory = 150_000_000
     command = [sys.executable, "-m", "support.activation_memory", str(memory), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr

@@ -247,6 +247,8 @@ LOOPS = [
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow_cases("two_of_one-swap")
+@pytest.mark.long_cases("two_of_one-recompute")
 @pytest.mark.parametrize("way", ["keep", "swap", "recompute"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_weights_are_those_in_memory(

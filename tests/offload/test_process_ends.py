@@ -57,6 +57,7 @@ def job(folder: Path, fails: bool) -> None:
         raise RuntimeError("as asked for")
 
 
+@pytest.mark.long_cases("spawn-False")
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=SLOW)])
 def test_children_of_multiprocessing_end_as_scripts_do(way: str, fails: bool, tmp_path: Path) -> None:

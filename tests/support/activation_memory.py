@@ -29,10 +29,10 @@ def main() -> None:
     with ActivationOffload(model, memory, [folder]) as offload:
         step(1)  # libraries are loaded, gradients are there
         before = status("VmRSS")
-        step(16)
+        step(8)
         offload.step_done()
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the highest use begins anew
-        step(16)
+        step(8)
         report = offload.report()
     print(json.dumps({"growth": status("VmHWM") - before, **report}))
 

@@ -23,6 +23,8 @@ FIRST: tuple[tuple[str, ...], ...] = (
         "tests/integration/test_swift_script.py",
         "tests/integration/test_swift_stale.py",
     ),
+    # What looks at the heap after each operator comes first, as long as little is in it.
+    ("tests/offload/test_loops_of_the_field.py",),
     ("tests/train/distributed/test_ranks_of_hapi_train.py",),
     ("tests/cli/test_cli_train_runs.py",),
     ("tests/hostile/test_hostile_host_memory.py",),
@@ -44,7 +46,7 @@ FIRST: tuple[tuple[str, ...], ...] = (
     ("tests/repository/test_repository_interleaved.py",),
     ("tests/offload/test_offload_kills.py",),
     ("tests/offload/test_predicted_memory.py",),
-    # Of the fast part. What looks at the heap after each operator comes first, as long as little is in it.
+    # Of the fast part.
     ("tests/offload/test_activation_training.py",),
     ("tests/offload/test_freed_memory.py",),
     ("tests/offload/test_exact_steps.py",),

@@ -56,8 +56,8 @@ def mapped_kilobytes(folder: Path, field: str, pid: int | str = "self") -> int:
     return total
 
 
-TAKER = [sys.executable, "-c", "import sys; from support.weight_tools import main; main(*sys.argv[1:])"]
-"""A process that takes contents, says so with a line, and stays until its standard input ends.
+TAKER = "import sys; from support.weight_tools import main; main(*sys.argv[1:])"
+"""Code of a process that takes contents, says so with a line, and stays until its standard input ends.
 
 Arguments: the folder, the number of contents, how many it loads before it hangs (-1: all), the budget in bytes.
 """
