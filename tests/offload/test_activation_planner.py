@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hapi.offload.activations.reporting import planned
 from hapi.offload.layer_memory import Action, Layer, Working
 from hapi.offload.planner import (
     Case,
@@ -255,6 +257,17 @@ def test_what_fits_is_kept() -> None:
     assert plan.case is Case.FITS and plan.swapped_bytes == 0
     assert {layer.action for layer in plan.layers} == {Action.KEEP}
     assert plan.seconds == pytest.approx(6.0) and plan.peak_bytes == GB
+
+
+def test_a_report_has_no_seconds_of_a_disk_that_nobody_measured() -> None:
+    problem = Problem(
+        layers=[block("a", 1e9, 10)],
+        machine=machine(bw_s2m=0.0, bw_m2s=0.0),
+        traffic=StateTraffic(backward_disk_read=5, backward_disk_write=5),
+    )
+    report = planned(problem, plan_activations(problem), {"a": None})
+    assert report["backward_seconds"] is None and report["forward_seconds"] > 0
+    json.dumps(report, allow_nan=False)
 
 
 def test_without_a_tier_below_what_does_not_fit_is_recomputed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,8 @@ def planned(problem: Problem, plan: Plan, reasons: Mapping[str, str | None]) -> 
     ]
     return {
         "case": str(plan.case),
-        "forward_seconds": plan.forward_seconds,
-        "backward_seconds": plan.backward_seconds,
+        "forward_seconds": _known(plan.forward_seconds),
+        "backward_seconds": _known(plan.backward_seconds),
         "predicted_peak_bytes": plan.peak_bytes,
         "swapped_bytes": plan.swapped_bytes,
         "saved_bytes": plan.saved_bytes,
@@ -64,6 +65,11 @@ def planned(problem: Problem, plan: Plan, reasons: Mapping[str, str | None]) -> 
         },
         "layers": layers,
     }
+
+
+def _known(seconds: float) -> float | None:
+    """Return None where a disk's rate was not measured, as nothing was swapped: JSON has no infinite numbers."""
+    return seconds if math.isfinite(seconds) else None
 
 
 def tell(problem: Problem, plan: Plan, memory: int, policy: str, *, has_disk: bool) -> None:
