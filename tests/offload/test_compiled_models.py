@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support.offload_loops import offloaded, weights_equal
-from support.second_passes import Block, Blocks, inputs
+from support.second_passes import Block, Blocks, Forced, inputs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.errors import UsageError
+from hapi.offload import training
 
 STEPS, LATE = 7, 5
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,6 +80,54 @@ def test_a_model_that_is_compiled_afterwards_has_the_bits_of_memory(
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
     assert found == expected
     assert report["activations"]["policy"] == "keep"
+
+
+def twice(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    """A backend whose code has other bits than the function it was given."""
+    return lambda *args: tuple(2 * value for value in graph(*args))
+
+
+class Calling(Block):
+    """A layer that calls a function compiled elsewhere."""
+
+    function: Any = None
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.function(self.last(torch.tanh(self.first(x)).exp()))
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
+@pytest.mark.parametrize("backend", [twice, "aot_eager"])
+def test_functions_compiled_elsewhere_run_compiled_while_a_pass_is_measured(
+    policy: str, backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "ActivationOffload", Forced)
+    monkeypatch.setattr(Calling, "function", staticmethod(torch.compile(torch.sin, backend=backend)))
+    model, twin = Blocks(Calling), Blocks(Calling)
+    expected = train(model, adamw(model))
+    with offloaded(twin, adamw(twin), tmp_path, activations=policy, keep_gradients=True) as moved:
+        assert train(twin, moved) == expected
+        layers = moved.report()["activations"]["layers"]
+        assert any(layer["flops"] > 0 for layer in layers)
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+class Branching(Block):
+    """A layer with an operator of higher order."""
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.first(x),))
+        return found
+
+
+@pytest.mark.slow
+def test_operators_of_higher_order_are_measured(tmp_path: Path) -> None:
+    model, twin = Blocks(Branching), Blocks(Branching)
+    expected = train(model, adamw(model))
+    with offloaded(twin, adamw(twin), tmp_path, activations="swap", keep_gradients=True) as moved:
+        assert train(twin, moved) == expected
 
 
 @pytest.mark.slow

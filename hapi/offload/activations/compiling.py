@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Follower(Protocol):
@@ -16,6 +17,20 @@ class Follower(Protocol):
 
     def note_compiling(self) -> None:
         """Do without them: torch compiles the model, or a part of it."""
+
+
+class ObservingMode(TorchDispatchMode):
+    """A mode that only looks on: what torch compiles runs compiled under it too, with the bits of that.
+
+    Under any other mode torch runs compiled functions as they were written.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: torch compiles as if there were no mode."""
+        return True
 
 
 def is_compiled(model: nn.Module) -> bool:

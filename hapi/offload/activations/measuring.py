@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.flop_counter import FlopCounterMode
 
 from hapi.cache.disk_rates import measure_disk
 from hapi.models.warm_up import warm_up_libraries
 from hapi.offload.activations.saved import Key
-from hapi.offload.activations.side_effects import OwnDraws, SideEffects
+from hapi.offload.activations.side_effects import LayerOperators, SideEffects
 from hapi.offload.activations.spill import SpillFiles
 from hapi.offload.activations.watching import MemoryWatch, Moment
 from hapi.offload.layer_memory import GradientRoom, Layer
@@ -60,7 +59,7 @@ class IterationMeasure:
         if not self.order:
             # What torch takes at its first use is no pass's, and nothing that the loop counts or checkpoints.
             own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-            with _disable_current_modes(), own, FlopCounterMode(display=False):
+            with _disable_current_modes(), own, LayerOperators():
                 warm_up_libraries()
             for _, module in self._layers:
                 SideEffects(module, ()).found()
@@ -126,18 +125,17 @@ class IterationMeasure:
             self.order.append(layer)
         module, now = self._layers[layer][1], self._now[layer]
         with self.watch.paused():
-            watched, draws = SideEffects(module, inputs), OwnDraws()
-        counter = FlopCounterMode(display=False)
+            watched, operators = SideEffects(module, inputs), LayerOperators()
         after: list[float] = []
         started = time.perf_counter()
-        with counter, draws:
+        with operators:
             yield after
         _synchronize(module)
         self.watch.at(Moment.AFTER, layer)
         now.seconds += max(0.0, time.perf_counter() - started - (after[0] - waited if after else 0.0))
-        now.flops += counter.get_total_flops()
+        now.flops += operators.flops
         with self.watch.paused():
-            now.side_effect = now.side_effect or draws.found or watched.found()
+            now.side_effect = now.side_effect or operators.found or watched.found()
 
     def planned(self, reasons: Sequence[str | None], gradients: GradientRoom) -> tuple[list[Layer], float]:
         """Return the layers for the planner, in the order of the pass, and the measured operations a second.

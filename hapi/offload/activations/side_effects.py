@@ -14,8 +14,9 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from hapi.offload.activations.compiling import ObservingMode
 from hapi.offload.loop.values import bytes_of, flat_view
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -70,12 +71,16 @@ _REASONS = (
 """By the digests of :class:`SideEffects`, in their order."""
 
 
-class OwnDraws(TorchDispatchMode):
-    """Notices random numbers of a generator that a layer names: recomputing turns torch's own ones back."""
+class LayerOperators(ObservingMode):
+    """Counts a layer's operations, and notices random numbers of a generator that it names.
+
+    Recomputing turns torch's own generators back.
+    """
 
     def __init__(self) -> None:
-        """Nothing is noticed yet."""
+        """Nothing is counted yet."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
         self.found: str | None = None
         """Why a second pass would do otherwise."""
 
@@ -83,9 +88,14 @@ class OwnDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator."""
-        if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
+        named = kwargs or {}
+        if any(isinstance(value, torch.Generator) for value in (*args, *named.values())):
             self.found = "it draws from a generator of its own, which would draw anew"
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **named)
+        count = flop_registry.get(getattr(func, "_overloadpacket", func))
+        if count is not None:
+            self.flops += count(*args, **named, out_val=result)
+        return result
 
 
 def mark_of(tensor: torch.Tensor) -> _Mark:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hapi.allocator import bytes_in_use
+from hapi.offload.activations.compiling import ObservingMode
 from hapi.offload.activations.tracing import PassTracer
 from hapi.offload.layer_memory import Working
 from hapi.offload.loop.gradients import OffloadedGradient
@@ -132,7 +133,7 @@ class MemoryWatch:
         )
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(ObservingMode):
     """Calls a function after each operator."""
 
     def __init__(self, after: Callable[[], None]) -> None:
