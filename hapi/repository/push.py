@@ -316,9 +316,10 @@ def _newest(store: ObjectStore, name: str) -> ModelManifest | DataError | None:
 
 
 def _same(newest: ModelManifest, draft: _Draft) -> bool:
+    specs = [spec and spec.without_file() for spec in (newest.spec, draft.spec)]
     return (
-        (newest.structure.digest, newest.digests, newest.spec, newest.classes, newest.default_freeze)
-        == (draft.structure.digest, draft.digests, draft.spec, draft.classes, draft.default_freeze)
+        (newest.structure.digest, newest.digests, specs[0], newest.classes, newest.default_freeze)
+        == (draft.structure.digest, draft.digests, specs[1], draft.classes, draft.default_freeze)
         and draft.card in (None, newest.card)
         and (draft.parent is None or draft.parent == newest.parent)
         and [e.digest for e in newest.tensors.values()] == list(draft.content.digests.values())

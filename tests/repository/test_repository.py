@@ -333,6 +333,16 @@ def test_a_push_adds_a_version(tmp_path: Path) -> None:
         open_model(store, "net@1")
 
 
+def test_a_file_under_another_name_adds_no_version(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    names = ("model.safetensors", "elsewhere/best.safetensors")
+    pushes = [push(store, "net", net(), replace(SPEC, weights=name)) for name in names]
+    assert [pushed.new for pushed in pushes] == [True, False]
+    assert push(
+        store, "net", net(), SPEC
+    ).new  # other weights by the library's name: what a reader is told differs
+
+
 @pytest.mark.slow
 def test_tags_are_appended(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))

@@ -21,7 +21,7 @@ from hapi.models.zoo.architectures import (
     find_architecture,
 )
 from hapi.models.zoo.head import find_head, retarget
-from hapi.models.zoo.names import ALIASES, MAX_CLASSES, is_file, random_seed
+from hapi.models.zoo.names import ALIASES, FILE_SUFFIXES, MAX_CLASSES, is_file, random_seed
 from hapi.models.zoo.weights import fit_head, library_state, load_state
 from hapi.wire.documents import check_int, strict_fields
 from hapi.wire.references import check_shape
@@ -57,6 +57,10 @@ class ModelSpec:
     def pretrained(self) -> bool:
         """True for weights from the architecture's own library."""
         return random_seed(self.weights) is None and not is_file(self.weights)
+
+    def without_file(self) -> Self:
+        """Return the spec with one name for every local checkpoint, for comparisons of models whose bytes are known."""
+        return replace(self, weights=FILE_SUFFIXES[0]) if is_file(self.weights) else self
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
