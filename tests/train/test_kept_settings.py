@@ -76,6 +76,34 @@ def test_others_are_refused(name: str, before: Any, after: Any) -> None:
         with_kept(given(resume=True, **{name: after}), first)
 
 
+@pytest.mark.parametrize(
+    ("after", "idle"),
+    [
+        ({"offload": "off"}, {"offload_dir": ("/scratch",)}),
+        ({"offload": "host"}, {"offload_dir": ("/scratch", "/other")}),
+        (
+            {"cache": "off"},
+            {"cache_dir": "/c", "cache_size": 1 << 30, "cache_codec": "zeros", "cache_memory": 1 << 20},
+        ),
+        ({"split": "3"}, {"save_profile": "/p.json"}),
+        ({"split": "freeze"}, {"profile": "/p.json", "objective": "money"}),
+        ({"output": None, "checkpoint": "/c.pt"}, {"log": ("csv",), "push": "store/m"}),
+        ({"store": "/data"}, {"server": ("https://a:1",), "ca_file": "/ca.pem", "token_file": "/token"}),
+    ],
+)
+def test_kept_ones_end_with_what_they_are_for(after: dict[str, Any], idle: dict[str, Any]) -> None:
+    """``--resume`` with ``--offload off`` cannot take back the ``--offload-dir`` of the first run."""
+    first = kept(TrainSettings(output="/runs/x", **idle))
+    back = with_kept(given(resume=True, **after), first)
+    default = TrainSettings()
+    assert {name: getattr(back.value, name) for name in idle} == {
+        name: getattr(default, name) for name in idle
+    }
+    assert not idle.keys() & back.origins.keys()
+    again = with_kept(given(resume=True, **after, **idle), first)  # given ones stay, and are refused
+    assert {name: getattr(again.value, name) for name in idle} == idle
+
+
 def test_a_run_without_a_folder_stays_without() -> None:
     back = with_kept(given(resume=True, checkpoint="/c.pt"), kept(TrainSettings(checkpoint="/c.pt")))
     assert back.value.output is None and "output" in back.origins

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hapi.client.early_checks import is_fixed
 from hapi.client.settings import SessionSettings
 from hapi.config.fields import flag_of, flat, settings_fields
 from hapi.config.settings import Loaded
@@ -22,6 +23,11 @@ OF_ONE_PROCESS = frozenset(("resume", "init_from", "checkpoint"))
 """Settings that are not kept: the training has begun, and its checkpoint is where it was found."""
 ALTERNATIVES = ({"server", "store"},)
 """Settings of which the kept ones count only where none of them is given."""
+DEPENDENTS = (
+    ("offload", ("off", "host"), ("offload_dir",)),
+    ("cache", ("off",), ("cache_dir", "cache_size", "cache_codec", "cache_memory")),
+)
+"""A setting, values of it, and the settings that have no effect with these."""
 PATHS = (
     "store",
     "output",
@@ -122,12 +128,27 @@ def with_kept(loaded: Loaded[TrainSettings], kept: KeptSettings) -> Loaded[Train
     """
     given = {name: value for name, value in flat(loaded.value).items() if name in loaded.origins}
     _check_unchanged(loaded, given, kept)
-    shadowed = {other for group in ALTERNATIVES if group & given.keys() for other in group}
+    shadowed = {other for group in ALTERNATIVES if group & given.keys() for other in group} | set(
+        _idle(given)
+    )
     beneath = {
         name: value for name, value in kept.values.items() if name not in given and name not in shadowed
     }
     value = SettingsReader(kept.source).read(TrainSettings, node_of({**beneath, **given}, quoted=True), {})
     return Loaded(value=value, origins={**dict.fromkeys(beneath, kept.source), **loaded.origins})
+
+
+def _idle(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings that have no effect beside those of ``given``, and so are refused unless they were only kept."""
+    for name, values, others in DEPENDENTS:
+        if given.get(name) in values:
+            yield from others
+    if "split" in given and is_fixed(given["split"]):
+        yield from ("profile", "save_profile", "objective")
+    if "output" in given and given["output"] is None:
+        yield from ("log", "push")
+    if given.get("store") is not None:
+        yield from ("ca_file", "token_file")
 
 
 def _check_unchanged(loaded: Loaded[TrainSettings], given: Mapping[str, Any], kept: KeptSettings) -> None:
