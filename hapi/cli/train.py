@@ -27,7 +27,7 @@ from hapi.cli.shared.settings_file import (
     settings_file,
     tell_unknown_variables,
 )
-from hapi.cli.shared.training_notes import notes
+from hapi.cli.shared.training_notes import notes, room_notes
 from hapi.cli.shared.training_progress import ProgressPrinter
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
@@ -294,7 +294,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         print(f"run   {printable(training.output)}", flush=True)
     if job_context.order.shuffle.group:
         print(f"order {job_context.order.shuffle}", flush=True)
-    for note in notes(session, loaded):
+    for note in (*notes(session, loaded), *room_notes(session, training)):
         print_wrapped(f"note  {loaded.as_given(note)}")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.harness import (
@@ -16,7 +18,7 @@ from support.local_job import open_session, over_slow_store, pack_blobs, service
 from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
-from hapi.cli.shared.training_notes import notes
+from hapi.cli.shared.training_notes import notes, room_notes
 from hapi.config.settings import load
 from hapi.server.http.loopback import loopback_handler
 from hapi.train.settings import TrainSettings
@@ -360,3 +362,25 @@ def test_random_weights_that_nobody_asked_for(tmp_path: Path) -> None:
             )
         with open_session(service, weights="random", freeze=0, split=0) as session:
             assert not list(notes(session, loaded))
+
+
+def test_a_disk_without_room_for_the_model_is_told_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_blobs(tmp_path / "store")
+    small = TrainSettings(output=str(tmp_path / "run"), optimizer="adamw", ema=0.9, keep=3, epochs=2)
+    (tmp_path / "run").mkdir()
+    with service_of(tmp_path / "store") as service, open_session(service, freeze=0, split=0) as session:
+        network = sum(t.nbytes for t in session.job_context.model.module.state_dict().values())
+        trained = sum(p.nbytes for p in session.trained.parameters())
+        needed = 2 * network + 2 * 5 * trained  # two epochs: two checkpoints
+        free = iter((needed, needed - 1, needed - 1, needed - 1, needed - 9, needed - 10))
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=next(free)))
+        assert not list(room_notes(session, small))
+        (line,) = room_notes(session, small)
+        for enough in (replace(small, checkpoint="elsewhere.pt"), replace(small, epochs=1)):
+            assert not list(room_notes(session, enough))
+        assert not list(room_notes(session, replace(small, output=None)))
+        (tmp_path / "run/best.safetensors").write_bytes(bytes(9))  # of a run to go on with
+        assert [len(list(room_notes(session, small))) for _ in range(2)] == [0, 1]
+    assert line.startswith(f"--output {tmp_path}/run: its disk has ") and line.endswith("no model is written")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hapi.config.settings import Loaded
-from hapi.text import counted
+from hapi.text import counted, printable
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ def notes(session: Session, loaded: Loaded[TrainSettings]) -> Iterator[str]:
         yield _full_cost(session.job_context.description)
     if training.resume and training.checkpoint and not existing(training.checkpoint):
         yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
+
+
+def room_notes(session: Session, training: TrainSettings) -> Iterator[str]:
+    """Yield a line where the disk of the run folder has no room for the run's files, hours before its last one."""
+    from hapi.train.outputs.model_out import missing_bytes
+
+    if training.output is None:
+        return
+    try:
+        free, needed = shutil.disk_usage(training.output).free, missing_bytes(session, training)
+    except OSError:
+        return
+    if needed > free:
+        yield (
+            f"--output {printable(training.output)}: its disk has {format_bytes(free)} free, and model files and "
+            f"checkpoint take {format_bytes(needed)}; make room before the end, else no model is written"
+        )
 
 
 def _unused_store(session: Session, loaded: Loaded[TrainSettings]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from hapi.client.session import Session
 from hapi.client.settings import default_store
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.names import is_checkpoint, is_file
+from hapi.train.outputs.run_folder import BEST_FILE, MODEL_FILE
+from hapi.train.settings import TrainSettings
 
 
 def whole_state(job: JobContext, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -77,6 +79,30 @@ def network_facts(session: Session) -> dict[str, Any]:
         "store": store,
         "servers": list(settings.server),
     }
+
+
+def missing_bytes(session: Session, settings: TrainSettings) -> int:
+    """Return the bytes that a run's model files and checkpoints in its folder will take, beside those there already.
+
+    Each is written beside the one that it replaces, so for a moment there may be more.
+
+    Args:
+        session: of the run.
+        settings: of the run; its folder exists.
+    """
+    network, output = session.job_context.model.module.state_dict().values(), Path(str(settings.output))
+    files = dict.fromkeys((MODEL_FILE, BEST_FILE), sum(map(_nbytes, network)))
+    if settings.checkpoint is None:
+        count = settings.keep if settings.checkpoint_every else min(settings.keep, settings.epochs)
+        trained = sum(map(_nbytes, session.trained.parameters()))
+        names = (Path(str(settings.checkpoint_path)).name + (f".{n}" if n else "") for n in range(count))
+        files.update(dict.fromkeys(names, int(trained * settings.checkpoint_factor)))
+    held = (path.stat().st_size for name in files if (path := output / name).is_file())
+    return sum(files.values()) - sum(held)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _absolute(path: str) -> str:

@@ -167,6 +167,13 @@ class AllStepSettings(OffloadSettings, StepSettings, ScheduleSettings, Optimizer
         )
 
     @property
+    def checkpoint_factor(self) -> float:
+        """Bytes of a checkpoint per byte of trained parameters: these, as they are and as they were at their best, the
+        optimiser's state, and the moving average.
+        """
+        return 2 + self._own_bytes + (self.ema is not None)
+
+    @property
     def offload_terms(self) -> OffloadTerms | None:
         """States that may be offloaded; None where all must stay in memory."""
         if self.offload == "off" or self.optimizer == "rmsprop":
