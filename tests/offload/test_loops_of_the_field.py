@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 from support.offload_loops import State, offloaded
 from support.second_passes import Forced
-from torch import nn
+from torch import func, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
@@ -241,8 +243,205 @@ def gradual(give: Give) -> State:
     return model.state_dict()
 
 
+def retrying(give: Give) -> State:
+    """Takes a smaller batch where a layer, or its backward, finds no memory."""
+    model, fails = Net(), {"forward": False, "backward": False}
+
+    def fail(place: str) -> None:
+        if fails[place]:
+            fails[place] = False
+            raise RuntimeError("out of memory")
+
+    def in_backward(gradient: torch.Tensor) -> None:
+        fail("backward")
+
+    model.blocks[2][1].register_forward_pre_hook(lambda *_: fail("forward"))  # type: ignore[index,union-attr,operator]
+    model.blocks[1][3].register_forward_hook(lambda *given: given[-1].register_hook(in_backward) and None)  # type: ignore[index,union-attr,operator]
+    optimizer = give(model, adamw(model))
+    for step in range(STEPS):
+        fails.update(forward=step in (0, 3), backward=step in (1, 5, 6))
+        rows = inputs(step)
+        while True:
+            try:
+                optimizer.zero_grad()
+                model(rows).square().mean().backward()
+                break
+            except RuntimeError as error:
+                assert "out of memory" in str(error)
+                rows = rows[: len(rows) // 2]
+        optimizer.step()
+    return model.state_dict()
+
+
+def stepped_in_backward(give: Give) -> State:
+    """Steps in the hook of the last gradient, within backward."""
+    model = Net()
+    optimizer, arrived, number = give(model, adamw(model)), [], len(list(model.parameters()))
+
+    def arrive(parameter: torch.Tensor) -> None:
+        arrived.append(parameter)
+        if len(arrived) == number:
+            arrived.clear()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(arrive)
+    for step in range(STEPS):
+        loss(model, step).backward()
+    return model.state_dict()
+
+
+def reset(give: Give) -> State:
+    """Dead rows of weights begin anew, with their averages."""
+    model: Any = Net()
+    optimizer, weight = give(model, adamw(model)), model.blocks[0][0].weight
+    for step in range(STEPS):
+        usual(model, optimizer, step)
+        if step % 3 == 2:
+            with torch.no_grad():
+                weight[:5].normal_(0, 0.1)
+            for name in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[weight][name][:5] = 0
+    return model.state_dict()  # type: ignore[no-any-return]
+
+
+def private(give: Give) -> State:
+    """DP-SGD: gradients of each sample by ``torch.func``, clipped, with noise."""
+    model = Net().eval()
+    optimizer = give(model, adamw(model))
+
+    def of_one(values: State, row: torch.Tensor) -> torch.Tensor:
+        return func.functional_call(model, values, (row[None],)).square().mean()  # type: ignore[no-any-return]
+
+    for step in range(STEPS):
+        values = {name: one.detach() for name, one in model.named_parameters()}
+        each = func.vmap(func.grad(of_one), in_dims=(None, 0))(values, inputs(step))
+        for name, one in model.named_parameters():
+            rows = each[name].flatten(1)
+            short = rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)
+            one.grad = short.mean(0).view_as(one) + 0.001 * torch.randn_like(one)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def pruned(give: Give) -> State:
+    """Weights get masks in mid-training, which renames their parameters."""
+    model: Any = Net()
+    optimizer = give(model, adamw(model))
+    for step in range(STEPS):
+        if step == 4:
+            for block in model.blocks:
+                prune.l1_unstructured(block[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+        usual(model, optimizer, step)
+    return model.state_dict()  # type: ignore[no-any-return]
+
+
+def handed_on(give: Give) -> State:
+    """Trained elsewhere for a while, with plain PyTorch, from a checkpoint, and back."""
+    model = Net()
+    optimizer = give(model, adamw(model))
+    for step in range(4):
+        usual(model, optimizer, step)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    found, other = torch.load(file), Net()
+    other.load_state_dict(found["model"])
+    plain = adamw(other)
+    plain.load_state_dict(found["optimizer"])
+    for step in range(4, STEPS):
+        usual(other, plain, step)
+    model.load_state_dict(other.state_dict())
+    optimizer.load_state_dict(plain.state_dict())
+    for step in range(STEPS, STEPS + 3):
+        usual(model, optimizer, step)
+    return model.state_dict()
+
+
+class Named(nn.Module):
+    """Takes its input by name, and returns a dict with a list in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(24, 24), nn.LayerNorm(24)
+
+    def forward(self, *, rows: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, Any]:
+        found = self.norm(rows + self.inner(rows).tanh())
+        return {"rows": found if mask is None else found * mask, "beside": [found.abs().mean(), None]}
+
+
+class NamedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 24), nn.Linear(24, 2)
+        self.blocks = nn.ModuleList(Named() for _ in range(3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows, beside = self.first(rows), torch.zeros(())
+        for number, block in enumerate(self.blocks):
+            found = block(rows=rows, mask=(torch.rand(8, 1) > 0.2).float() if number else None)
+            rows, beside = found["rows"], beside + found["beside"][0]
+        return self.last(rows) + beside  # type: ignore[no-any-return]
+
+
+def named(give: Give) -> State:
+    model = NamedNet()
+    optimizer = give(model, adamw(model))
+    for step in range(STEPS):
+        usual(model, optimizer, step)
+    return model.state_dict()
+
+
+def free(give: Give) -> State:
+    """Free adversarial training: one backward for the weights and for the change of the input."""
+    model, change = Net(), torch.zeros(8, 12)
+    optimizer = give(model, adamw(model))
+    for step in range(STEPS):
+        for _ in range(2):
+            given = change.clone().requires_grad_()
+            optimizer.zero_grad()
+            model(inputs(step) + given).square().mean().backward()
+            change = (change + 0.1 * given.grad.sign()).clamp(-0.2, 0.2)  # type: ignore[union-attr]
+            optimizer.step()
+    return {**model.state_dict(), "change": change}
+
+
+def tied_anew(give: Give) -> State:
+    """An output layer of its own is tied to the words after a step; its parameter is not used any more."""
+    model = Tied()
+    model.last.weight = nn.Parameter(model.words.weight.detach().clone())
+    optimizer, own = give(model, adamw(model)), model.last.weight
+    for step in range(STEPS):
+        if step == 1:
+            model.last.weight = model.words.weight
+        tokens = torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+    return {**model.state_dict(), "own": own.detach()}
+
+
+def adapters(give: Give) -> State:
+    """Two adapters of the same layers, trained in turn, the other one frozen."""
+    model: Any = nn.ModuleDict({"net": Net().requires_grad_(False), "a": Net(12), "b": Net(12)})
+    optimizer = give(model, adamw(model["a"], model["b"]))
+    for step in range(STEPS):
+        used, other = ("a", "b") if step % 2 else ("b", "a")
+        model[used].requires_grad_(True)
+        model[other].requires_grad_(False)
+        optimizer.zero_grad()
+        model["net"](
+            inputs(step) + model[used](inputs(step)) + model[other](inputs(step))
+        ).square().mean().backward()
+        optimizer.step()
+    return model.state_dict()  # type: ignore[no-any-return]
+
+
 LOOPS = [
     surgery, lookahead, averaged, low_rank, adversarial, bootstrapped, islands, tied, two_of_one, gradual,
+    retrying, stepped_in_backward, reset, private, pruned, handed_on, named, free, tied_anew, adapters,
 ]  # fmt: skip
 
 

@@ -129,7 +129,6 @@ class ActivationOffload(BoundToModel):
             self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
             self._model.register_forward_hook(self._end_pass),
         ]
-
         for _, module in self._layers:  # a bound method: a copy of the module gets one that is bound to it
             before = module.__dict__.get("forward")
             self._replaced.append((module, before))
@@ -167,6 +166,8 @@ class ActivationOffload(BoundToModel):
         Raises:
             ActivationError: what has to be swapped finds no room.
         """
+        if torch._C._current_graph_task_id() >= 0:  # a hook's step: the pass is not over
+            return
         if self._measure is not None and self._swapper.counters.asked > self._asked_before:
             self._make_plan(self._measure)
 

@@ -61,7 +61,8 @@ class MemoryWatch:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Watch no operator any more; does nothing while a mode that began later goes on."""
+        """Watch no operator any more; while a mode that began later goes on, or backward, they pass unseen."""
+        self._phase = None
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._mode:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
