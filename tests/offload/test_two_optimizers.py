@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from support.offload_loops import offloaded, weights_equal
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 STEPS, KILLED = 8, 4
 
@@ -20,6 +21,10 @@ def pair() -> nn.ModuleDict:
         for out in (12, 1)
     ]
     return nn.ModuleDict({"generator": layers[0], "critic": layers[1]})
+
+
+def inputs(step: int) -> torch.Tensor:
+    return torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -66,3 +71,21 @@ def test_a_pair_that_is_killed_between_its_commits_joins_again(tmp_path: Path) -
     with critics, generators:
         played(twin, critics, generators, range(KILLED, STEPS), tmp_path / "killed")
     assert weights_equal(model, twin)
+
+
+def test_the_layers_of_a_model_that_is_given_twice_have_one_plan(tmp_path: Path) -> None:
+    """The outer one would never see what is saved, and measure for ever."""
+    model = pair()
+    first, second = (
+        offloaded(model, adamw(model[name]), tmp_path / name, activations="swap")
+        for name in ("critic", "generator")
+    )
+    with first, second:
+        for step in range(3):
+            model["critic"](model["generator"](inputs(step))).mean().backward()
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert not _get_current_dispatch_mode_stack()
+        states = [optimizer.report()["activations"]["state"] for optimizer in (first, second)]
+        assert states == ["planned", "kept"]

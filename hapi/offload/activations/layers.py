@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -9,6 +11,8 @@ from torch.nn.utils import parametrize
 
 from hapi.offload.loop.fixed import BoundToModel
 
+_PLANNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Layers that a plan has."""
 _LISTS = (nn.Sequential, nn.ModuleList)
 
 
@@ -24,6 +28,22 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     found: dict[int, tuple[str, nn.Module]] = {}
     _collect(model, "", found)
     return list(found.values()) or [("model", model)]
+
+
+def take(layers: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Take layers for one plan, unless others have them all; return whether they were taken.
+
+    Two optimizers may be given one model: what its layers save is seen by the inner plan alone.
+    """
+    if all(module in _PLANNED for _, module in layers):
+        return False
+    _PLANNED.update(module for _, module in layers)
+    return True
+
+
+def release(layers: Iterable[nn.Module]) -> None:
+    """Leave layers to other plans."""
+    _PLANNED.difference_update(layers)
 
 
 def why_not_recomputed(layer: nn.Module) -> str | None:

@@ -18,7 +18,7 @@ from hapi.offload.activations.calls import dense_bytes, is_transformed, recomput
 from hapi.offload.activations.compiling import is_compiled, is_traced, key_of
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
-from hapi.offload.activations.layers import layers_of, why_not_recomputed
+from hapi.offload.activations.layers import layers_of, release, take, why_not_recomputed
 from hapi.offload.activations.measuring import IterationMeasure, measured_machine
 from hapi.offload.activations.reporting import moved, planned, tell
 from hapi.offload.activations.saved import SavedTensor
@@ -120,10 +120,10 @@ class ActivationOffload(BoundToModel):
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def install(self) -> ActivationOffload:
-        """Put the layers under this object's control; return it."""
+        """Put the layers under this object's control, unless others have them; return it."""
         if self._policy == "keep" and self._traffic != StateTraffic():
             self._freed.give_back()  # states are elsewhere because memory is short, and gradients come and go
-        if self._policy == "keep" or self._handles:
+        if self._policy == "keep" or self._handles or not take(self._layers):
             return self
         self._handles = [
             self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
@@ -188,9 +188,9 @@ class ActivationOffload(BoundToModel):
 
     def close(self) -> None:
         """Give the layers back as they were, and the disk's bytes. Call it after backward."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._handles:
+            self._handles.pop().remove()
+        release(module for module, _ in self._replaced)
         for module, before in self._replaced:
             if before is None:
                 module.__dict__.pop("forward", None)
