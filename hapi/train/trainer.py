@@ -22,7 +22,7 @@ from hapi.paths import make_folder
 from hapi.train.callbacks import Callbacks, StepDone, TrainingCallback, TrainingStart
 from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress
-from hapi.train.checkpoints.checkpoint_files import goes_on
+from hapi.train.checkpoints.checkpoint_files import check_unused, goes_on
 from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.checkpoints.kept_settings import settings_to_keep
 from hapi.train.checkpoints.resuming import Changes, identity_of, meanings_of
@@ -62,8 +62,8 @@ class Trainer:
 
     Args:
         session: an open session; it stays open.
-        settings: optimiser, checkpoints and model files, checked here; None for those of the session, where it has
-            them (``TrainSettings``), otherwise the defaults.
+        settings: optimiser, checkpoints and model files, checked here; those of another run are only gone on with
+            (``resume``). None for those of the session, if it has them (``TrainSettings``), otherwise the defaults.
         callbacks: followers of the training (:class:`hapi.train.callbacks.TrainingCallback`), called in this order.
     """
 
@@ -79,6 +79,7 @@ class Trainer:
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         check_steps(settings)
+        check_unused(settings)
         check_objective(settings, validated=session.settings.validation is not None)
         check_same(session.ranks, meanings_of(session.job_context), OTHER_JOB)
         self._callbacks = Callbacks(callbacks)
@@ -161,10 +162,9 @@ class Trainer:
             self._note_end("stopped early" if early else "finished", reason if early else "")
             try:
                 self.keeper.last(self._position)
-            except DivergedError:
-                raise
-            except HapiError:
-                self._write_models()  # smaller, so they may fit where the checkpoint does not
+            except HapiError as error:
+                if not isinstance(error, DivergedError):
+                    self._write_models()  # smaller, so they may fit where the checkpoint does not
                 raise
             self._write_models()
 

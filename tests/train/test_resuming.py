@@ -12,6 +12,7 @@ from support.local_job import SETTINGS, Interrupting, Silent, open_session, trai
 from torch import nn
 
 from hapi.config.fields import settings_fields
+from hapi.errors import UsageError
 from hapi.train.checkpoints.resuming import BY_MEANING, FOLLOWING, FREE, Change, Changes, changes_of
 from hapi.train.settings import TrainSettings
 from hapi.train.steps.gradient_step import step_seed
@@ -81,3 +82,25 @@ def test_changes_are_kept() -> None:
     assert changes.entries == [Change(3, 4, "lr", 0.1, 0.2), Change(3, 4, "new", None, 1)]
     again.load_state_dict(changes.state_dict())
     assert again.entries == changes.entries
+
+
+def test_a_trainer_overwrites_no_other_run(tmp_path: Path, remembered: Handler) -> None:
+    """A script that is started twice does not lose the hours of its first run, as ``hapi-train`` does not."""
+    run = tmp_path / "run"
+    with open_session(remembered, epochs=1, split=0) as session:
+        first = trainer_of(session, output=str(run))
+        first.run()
+        first.run()  # a trainer goes on with its own
+        before = {path.name: path.read_bytes() for path in run.iterdir()}
+        with pytest.raises(
+            UsageError, match=r"^--output .*/run/checkpoint.pt: exists; give --resume to go on"
+        ):
+            trainer_of(session, output=str(run))
+        assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+        trainer_of(session, output=str(run), resume=True).run()
+        (run / "checkpoint.pt").unlink()
+        with pytest.raises(UsageError, match=r"^--output .*/run/model.safetensors: exists"):
+            trainer_of(session, output=str(run))
+        trainer_of(session, checkpoint=str(run / "other.pt")).run()
+        with pytest.raises(UsageError, match=r"^--checkpoint .*/run/other.pt: exists"):
+            trainer_of(session, checkpoint=str(run / "other.pt"))

@@ -106,7 +106,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
 
     Each must differ from the others and from the files that are read.
     """
-    from hapi.train.checkpoints.checkpoint_files import numbered
+    from hapi.train.checkpoints.checkpoint_files import check_unused
 
     settings = loaded.value
     given = loaded.as_given
@@ -132,16 +132,11 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
             (given("--ca-file"), settings.ca_file),
         ),
     )
-    checkpoint = settings.checkpoint_path
-    if checkpoint is not None and not settings.resume:
-        flag = "--checkpoint" if settings.checkpoint else "--output"
-        files = [numbered(checkpoint, n) for n in range(settings.keep)]
-        for path in (*files, *map(Path, _model_files(settings))):
-            if path.exists():
-                remove_empty(made)
-                raise UsageError(
-                    f"{flag} {path}: exists; give --resume to go on with it, or remove it to begin anew"
-                )
+    try:
+        check_unused(settings)
+    except UsageError:
+        remove_empty(made)
+        raise
     return made
 
 

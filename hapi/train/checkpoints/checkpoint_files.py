@@ -8,8 +8,14 @@ it was written (but on file systems without hard links), and a lower number is n
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hapi.atomic import partial_name
+from hapi.errors import UsageError
+from hapi.train.outputs.run_folder import BEST_FILE, MODEL_FILE
+
+if TYPE_CHECKING:
+    from hapi.train.settings import CheckpointSettings
 
 
 def existing(path: str | Path) -> list[Path]:
@@ -35,6 +41,24 @@ def goes_on(path: str | None, resume: bool) -> bool:
         return resume and path is not None and bool(existing(path))
     except OSError:
         return False  # who reads it says so
+
+
+def check_unused(settings: CheckpointSettings) -> None:
+    """Check that a training that does not go on overwrites no other's checkpoints and model files.
+
+    Raises:
+        UsageError: one of its files exists.
+    """
+    path, folder = settings.checkpoint_path, settings.output
+    if settings.resume or path is None:
+        return
+    models = [] if folder is None else [Path(folder, MODEL_FILE), Path(folder, BEST_FILE)]
+    for file in (*(numbered(path, n) for n in range(settings.keep)), *models):
+        if file.exists():
+            flag = "--checkpoint" if settings.checkpoint else "--output"
+            raise UsageError(
+                f"{flag} {file}: exists; give --resume to go on with it, or remove it to begin anew"
+            )
 
 
 def numbered(path: str | Path, number: int) -> Path:

@@ -161,7 +161,7 @@ def test_what_a_killed_process_left_goes_also_without_offloading(remembered: Han
     changes: dict[str, Any] = {"optimizer": "adamw", "output": str(tmp_path / "run")}
     killed(remembered, offload="disk", **changes)
     assert (tmp_path / "run" / "hapi-offload" / "states").exists()
-    trained(remembered, offload="off", **changes)
+    trained(remembered, offload="off", resume=True, **changes)
     assert not (tmp_path / "run" / "hapi-offload").exists()
 
 
