@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from support.local_job import open_session, over_slow_store, pack_blobs, service
 from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
+from hapi.cli.shared.pushing import check_push
 from hapi.cli.shared.training_notes import notes, room_notes
 from hapi.config.settings import load
+from hapi.errors import UsageError
 from hapi.server.http.loopback import loopback_handler
 from hapi.train.settings import TrainSettings
 
@@ -384,3 +387,29 @@ def test_a_disk_without_room_for_the_model_is_told_before_the_training(
         (tmp_path / "run/best.safetensors").write_bytes(bytes(9))  # of a run to go on with
         assert [len(list(room_notes(session, small))) for _ in range(2)] == [0, 1]
     assert line.startswith(f"--output {tmp_path}/run: its disk has ") and line.endswith("no model is written")
+
+
+def test_a_dataset_of_one_class_is_told(tmp_path: Path) -> None:
+    """Somebody packed the folder that holds the folder of the classes."""
+    pack_blobs(tmp_path / "store", classes=1)
+    loaded = load(TrainSettings, None, {})
+    with service_of(tmp_path / "store") as service, open_session(service, freeze=0, split=0) as session:
+        (line,) = notes(session, loaded)
+    assert line.startswith(
+        "--dataset blobs: all its samples are of one class, 0, so there is nothing to learn"
+    )
+
+
+def test_a_push_into_a_folder_without_rights_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(folder: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    check_push(f"{tmp_path}/store/flowers", has_folder=True)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("hapi.paths._try_writing", read_only)
+    with pytest.raises(
+        UsageError, match=r"store: cannot be written there: Read-only file system; name another"
+    ):
+        check_push(f"{tmp_path}/store/flowers", has_folder=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 from hapi.cli.shared.common import say
 from hapi.cli.shared.writing import lasting_store
 from hapi.errors import HapiError, UsageError
+from hapi.paths import check_folder
+from hapi.store.local import LocalStore
 from hapi.store.open import split_address
 from hapi.train.outputs.run_folder import BEST_FILE, MODEL_FILE
 from hapi.train.settings import TrainSettings
@@ -21,14 +23,16 @@ def check_push(address: str | None, has_folder: bool) -> None:
         has_folder: whether the run leaves a folder.
 
     Raises:
-        UsageError: the address is none, or there will be no model file.
+        UsageError: the address is none, there will be no model file, or nothing can be written in that folder.
         StoreError: there is no such store.
     """
     if address is None:
         return
     if not has_folder:
         raise UsageError("--push: needs a run folder, whose model is pushed; leave --no-output out")
-    lasting_store(split_address(address)[0])
+    store = lasting_store(split_address(address)[0])
+    if isinstance(store, LocalStore):
+        check_folder(store.root, "name another store with --push")
 
 
 def push_best(settings: TrainSettings) -> list[str]:

@@ -39,6 +39,12 @@ def notes(session: Session, loaded: Loaded[TrainSettings]) -> Iterator[str]:
         yield from _unused_store(session, loaded)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {counted(count, 'sample')}: every epoch is one batch of {count}"
+    form, classes = session.job_context.description.label_form, session.job_context.description.classes
+    if form.kind == "single" and form.classes == 1:
+        yield (
+            f"--dataset {data.name}: all its samples are of one class, {printable(classes[0])}, so there is nothing to "
+            "learn; 'hapi pack' takes the folder that holds a folder for each class"
+        )
     if session.ranks.size > 1 and has_batch_norm(session.trained):
         yield (
             f"BatchNorm in the trained layers takes the statistics of each rank's part, of {settings.bs} samples over "
