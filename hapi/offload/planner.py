@@ -353,6 +353,9 @@ def sweep(problem: Problem) -> list[Plan]:
 def plan_activations(problem: Problem) -> Plan:
     """Choose what to swap: Algorithm 1, where the safe amount alone is a choice too.
 
+    Of amounts that take equally long it is the largest one that moves nothing: what is not computed again leaves a CPU
+    to the updates.
+
     Args:
         problem: layers in the order of the forward pass, traffic of the states and the machine.
 
@@ -368,14 +371,16 @@ def plan_activations(problem: Problem) -> Plan:
     flop_r = sum(problem.layers[i].flops for i in order)
     amount = problem.safe_bytes
     shortest = forward_seconds(problem, amount) + backward_seconds(problem, amount, flop_r)
-    count = 0
+    count, safe_seconds = 0, shortest
     for index in order:
         amount += problem.layers[index].saved_bytes
         flop_r = max(0.0, flop_r - problem.layers[index].flops)
         seconds = forward_seconds(problem, amount) + backward_seconds(problem, amount, flop_r)
-        if seconds >= shortest:
+        if seconds > shortest or (seconds == shortest and amount > problem.kept_bytes):
             break
         shortest = seconds
         count += 1
-    case = Case.TRANSFERS if not count else Case.COMPUTATION if count == len(order) else Case.BALANCED
+    case = Case.COMPUTATION if count == len(order) else Case.BALANCED
+    if shortest == safe_seconds:
+        case = Case.TRANSFERS
     return evaluate(problem, order[:count], case)
