@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.certificates import self_signed
+from support.forked import fork_child_servers
 from support.harness import wait_for
 
 from hapi.cluster.settings import read_settings
@@ -112,6 +113,7 @@ def test_a_replicas_port_speaks_tls(
     """By the name that trainers use: a certificate of another one is told by its health."""
     from hapi.cluster.ray_serve import ServerReplica
 
+    fork_child_servers(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("socket.getfqdn", lambda: "elsewhere.example")
     cert, _ = self_signed(tmp_path)

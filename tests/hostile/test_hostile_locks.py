@@ -147,6 +147,7 @@ def test_a_killed_writers_lock_is_taken_over_in_bounded_time(swift: Swift) -> No
     check_sound(swift, "killed")
 
 
+@pytest.mark.long
 def test_a_writer_that_stood_still_ends_with_one_line(swift: Swift) -> None:
     with stopping(swift, "stood") as (first, proxy):
         os.kill(first.inner(), signal.SIGSTOP)

@@ -35,6 +35,7 @@ def distinct_bytes(start: int, stop: int) -> int:
     return sum({content_key(model.digest_of(name), t): t.nbytes for name, t in tensors}.values())
 
 
+@pytest.mark.long_cases("bf16")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_losses_are_those_of_a_job_alone(

@@ -30,6 +30,7 @@ BUILT = {
 }
 
 
+@pytest.mark.long_cases("timm:resnet10t")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",

@@ -113,7 +113,7 @@ def test_the_front_is_the_same_for_every_number_of_classes() -> None:
     ("name", "head"),
     [
         ("resnet18", "fc"),
-        pytest.param("densenet121", "classifier", marks=pytest.mark.slow),
+        pytest.param("densenet121", "classifier", marks=pytest.mark.long),
         ("mobilenet_v3_small", "classifier.3"),
         pytest.param("swin_t", "head", marks=pytest.mark.slow),
     ],

@@ -69,7 +69,7 @@ def test_children_of_multiprocessing_end_as_scripts_do(way: str, fails: bool, tm
     assert not fails or goes_on_from(tmp_path) == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_that_is_run_ends_as_a_script_does(tmp_path: Path) -> None:
     ends = ["last-line", "exit-0", "exit-1", "terminated-143"]
     run_script(tmp_path, ends, "-m", "support.offload_ends")

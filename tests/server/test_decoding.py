@@ -295,7 +295,7 @@ class Stopped:
         self._thread.join(240)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_while_idle(pool: Decoders) -> None:
     samples, victim, replaced = images(6), pool.pids[0], pool.replaced
     os.kill(victim, signal.SIGKILL)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import environment
+from support.forked import ForkedProcess, environment
+from support.forked_python import PYTHON
 from torch import nn
 
 from hapi.errors import ConflictError, HapiError, UsageError
@@ -165,18 +166,20 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         "print('go', flush=True)\n"
         "for epoch in range(1, 10**9): saved(Path(sys.argv[1]), epoch=epoch)"
     )
-    command = [sys.executable, "-c", program, str(path), *(p for p in sys.path if p)]
+    command = [PYTHON, "-c", program, str(path), *(p for p in sys.path if p)]
     last = 0
     for delay in (0.05, 0.06, 0.072):
         before = path.stat().st_ino
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
-            process.stdout.readline()  # type: ignore[union-attr]
+        process = ForkedProcess(command, stdout=subprocess.PIPE, env=environment())
+        with process.stdout as said:  # type: ignore[union-attr]
+            said.readline()
             deadline = time.monotonic() + 240
             while path.stat().st_ino == before and time.monotonic() < deadline:
                 time.sleep(0.005)  # until one was saved, however slow the machine is
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(delay)
             process.kill()
+            process.wait()
         found = loaded(path, module, optimizer)[0].epoch
         assert found >= 0
         last = max(last, found)

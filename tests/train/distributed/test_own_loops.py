@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_python import PYTHON
 from support.harness import ServerProcess
-from support.joint_training import ROOT, TORCHRUN, environment
+from support.joint_training import ROOT, TORCHRUN, ForkedRanks, environment
 from support.local_job import COUNT, pack_blobs
 
 pytestmark = pytest.mark.slow
@@ -49,8 +50,7 @@ def commands(server: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "library",
-    ["torch", *(pytest.param(name, marks=pytest.mark.long) for name in ("accelerate", "lightning"))],
+    "library", [pytest.param(name, marks=pytest.mark.long) for name in ("torch", "accelerate", "lightning")]
 )
 def test_each_sample_is_trained_on_once(library: str, server: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
@@ -60,5 +60,16 @@ def test_each_sample_is_trained_on_once(library: str, server: str, tmp_path: Pat
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    found = re.findall(r"^epoch (\d): loss \d+\.\d+ over (\d+) samples", done.stdout, re.MULTILINE)
-    assert found == [("0", str(COUNT)), ("1", str(COUNT))], done.stdout
+    check_epochs(done.stdout)
+
+
+def test_the_loop_for_torchrun_by_ranks_of_the_tests(server: str, tmp_path: Path) -> None:
+    ranks = ForkedRanks(2, [PYTHON, str(EXAMPLES / "torchrun_loop.py"), server], tmp_path)
+    output, errors = ranks.communicate(240)
+    assert ranks.returncode == 0, output + errors
+    check_epochs(output)
+
+
+def check_epochs(output: str) -> None:
+    found = re.findall(r"^epoch (\d): loss \d+\.\d+ over (\d+) samples", output, re.MULTILINE)
+    assert found == [("0", str(COUNT)), ("1", str(COUNT))], output
