@@ -101,6 +101,7 @@ def check_short(answer: Answer) -> None:
         assert answer.headers["Retry-After"] == "1"
 
 
+@pytest.mark.long
 def test_a_machine_without_memory_halves_and_asks_to_come_back(folder: Path, known: Known) -> None:
     ids = [n % 40 for n in range(64)]
     with server(folder, "--cos-batch", "64", "--max-running", "2", fresh=True) as process:

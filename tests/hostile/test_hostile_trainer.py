@@ -254,9 +254,8 @@ def test_a_sample_cache_on_a_full_disk(running: ServerProcess, tmp_path: Path) -
 # -- killed ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "call", ["replace", *(pytest.param(name, marks=pytest.mark.long) for name in ("make_way", "hardlink_to"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("call", ["replace", "make_way", "hardlink_to"])
 def test_killed_while_the_files_change_places(
     running: ServerProcess, undisturbed: list[float], tmp_path: Path, call: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_good_and_bad_requests_of_every_kind(
         assert answered(running, path, 200) >= 1
 
 
+@pytest.mark.long
 def test_requests_for_what_there_is(
     running: ServerProcess, document: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
