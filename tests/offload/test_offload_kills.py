@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.forked import ForkedProcess
 
 TESTS = Path(__file__).parents[1]
 LOOPS = ("plain", "clipped", "accumulated", "half", "scheduled", "changed", "half-changed")
@@ -27,8 +27,12 @@ class Nursery:
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
-        self._process = ForkedProcess(
-            ["support.offload_nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.offload_nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
