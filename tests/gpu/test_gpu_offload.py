@@ -38,7 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.offload.program import TrainTask
 from benchmarks.offload.settings import BLOCK_PARAMETERS, HOST, MEMORY
 from hapi.models.devices import set_arithmetic
-from hapi.offload.activations import offload as activation_offload
+from hapi.offload.activations import measuring
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.optimizer import OffloadedOptimizer
 from hapi.offload.training import offload_training
@@ -156,7 +156,7 @@ def test_gradients_with_swapped_activations_are_those_of_plain_training(
     name: str, policy: str, tier: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tier == "disks":
-        monkeypatch.setattr(activation_offload, "_HOST_SHARE", 0.0)
+        monkeypatch.setattr(measuring, "_HOST_SHARE", 0.0)
     make, loss = {"gpt": (models.SmallGpt, models.gpt_loss), "vit": (small_vit, models.image_loss)}[name]
     torch.manual_seed(0)
     model = make().to(place)

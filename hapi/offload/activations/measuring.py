@@ -20,8 +20,11 @@ from hapi.offload.activations.watching import MemoryWatch, Moment
 from hapi.offload.layer_memory import GradientRoom, Layer
 from hapi.offload.pass_memory import Event
 from hapi.offload.planner import Machine
+from hapi.process.free_memory import host_free_bytes
 
 _LINK_BYTES = 64 << 20
+_HOST_SHARE = 0.5
+"""Share of the free host memory that a GPU's activations may take."""
 _CLOCK_SECONDS = 1e-6
 """A measured second below this says nothing about a layer."""
 
@@ -183,7 +186,6 @@ def measured_machine(
     files: SpillFiles | None,
     device: torch.device,
     device_bytes: int,
-    host_bytes: int,
     buffer_bytes: int,
     in_use_bytes: int,
 ) -> Machine:
@@ -194,7 +196,6 @@ def measured_machine(
         files: the drives' files; None without a disk.
         device: of the model.
         device_bytes: memory for saved activations and buffers on it.
-        host_bytes: host memory for swapped activations, where the device has its own.
         buffer_bytes: most bytes on their way.
         in_use_bytes: most bytes that an operator still uses of what has left.
     """
@@ -217,7 +218,13 @@ def measured_machine(
     )
     if device.type != "cuda":
         return machine
-    return replace(machine, bw_g=_link_rate(device), host_bytes=host_bytes)
+    return replace(machine, bw_g=_link_rate(device), host_bytes=host_room(device))
+
+
+def host_room(device: torch.device) -> int:
+    """Return bytes of host memory for swapped activations, where the device has its own memory."""
+    free = host_free_bytes() if device.type == "cuda" else None
+    return int(_HOST_SHARE * free) if free else 0
 
 
 def _link_rate(device: torch.device) -> float:

@@ -19,7 +19,7 @@ from hapi.offload.activations.compiling import is_compiled, is_traced, key_of
 from hapi.offload.activations.counters import LayerRoom
 from hapi.offload.activations.freed_memory import FreedMemory
 from hapi.offload.activations.layers import layers_of, release, take, why_not_recomputed
-from hapi.offload.activations.measuring import IterationMeasure, measured_machine
+from hapi.offload.activations.measuring import IterationMeasure, host_room, measured_machine
 from hapi.offload.activations.reporting import moved, planned, tell
 from hapi.offload.activations.saved import SavedTensor
 from hapi.offload.activations.spill import SpillFiles
@@ -31,7 +31,6 @@ from hapi.offload.loop.fixed import BoundToModel
 from hapi.offload.loop.notices import notice
 from hapi.offload.pass_memory import highest_use
 from hapi.offload.planner import Case, Plan, Problem, StateTraffic, evaluate, plan_activations
-from hapi.process.free_memory import host_free_bytes
 from hapi.process.mapped_files import give_back_file_pages
 
 _COMPILED = "torch compiles the model, so its activations stay in memory"
@@ -43,8 +42,6 @@ _PROFILE_SHARE = 2
 """Part of the memory that the measured iteration keeps: one in so many; it does not know the layers yet."""
 _ALLOCATOR_FACTOR = 1.25
 """Memory of a process over what it allocated, where the C library keeps what was freed: 1.22 for a small GPT."""
-_HOST_SHARE = 0.5
-"""Share of the free host memory that a GPU's activations may take."""
 
 
 class ActivationOffload(BoundToModel):
@@ -109,7 +106,10 @@ class ActivationOffload(BoundToModel):
         self._reasons: list[str | None] = [None] * len(self._layers)
         self._actions = [Action.KEEP] * len(self._layers)
         self._rooms = [LayerRoom() for _ in self._layers]
-        self._steps_aside = False
+        self._steps_aside = self._has_grown = False
+        self._planned: frozenset[int] = frozenset()
+        self._late: set[int] = set()
+        """Layers that a pass used and its plan did not know; each has the next pass measured once."""
         self._largest_input = self._asked_before = 0
         self._freed, self._key = FreedMemory(), key_of(self)
         weakref.finalize(self, self._freed.close)
@@ -237,8 +237,8 @@ class ActivationOffload(BoundToModel):
         inputs = tensors_in((args, kwargs))
         self._exempt(inputs)
         size = dense_bytes(inputs)
-        if size > self._largest_input:
-            self._largest_input = size
+        if size > self._largest_input or self._has_grown:
+            self._largest_input = max(size, self._largest_input)
             if self._measure is None:
                 self._start_measuring()
         if self._measure is not None and is_compiled(self._model):
@@ -256,9 +256,9 @@ class ActivationOffload(BoundToModel):
         self._swapper.on_death = self._measure.watch.tracer.drop
         self._swapper.most_bytes = math.inf
         self._asked_before = self._swapper.counters.asked
-        shared = LayerRoom(self._memory // _PROFILE_SHARE, self._host_bytes())
+        shared = LayerRoom(self._memory // _PROFILE_SHARE, host_room(self._device))
         self._rooms = [shared] * len(self._layers)
-        self._steps_aside = False
+        self._steps_aside = self._has_grown = False
 
     def _call(self, module: nn.Module, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a layer, or a copy of one, whose forward is that of its class."""
@@ -271,7 +271,10 @@ class ActivationOffload(BoundToModel):
         measure = self._measure
         if measure is not None:
             return self._measured_call(measure, number, original, args, kwargs)
-        if self._steps_aside:
+        if number not in self._planned and number not in self._late:
+            self._late.add(number)
+            self._has_grown = True
+        if self._steps_aside and number in self._planned:
             return original(*args, **kwargs)
         with self._hooks(number):
             if self._actions[number] is Action.RECOMPUTE and why_not_recomputed(module) is None:
@@ -339,10 +342,6 @@ class ActivationOffload(BoundToModel):
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _host_bytes(self) -> int:
-        free = host_free_bytes() if self._device.type == "cuda" else None
-        return int(_HOST_SHARE * free) if free else 0
-
     def _make_plan(self, measure: IterationMeasure) -> None:
         measure.end()
         for number, (_, module) in enumerate(self._layers):
@@ -356,15 +355,8 @@ class ActivationOffload(BoundToModel):
         events = measure.events()
         kept = [keep_whole(layer) for layer in layers]
         fits = highest_use(layers, kept, 0, events, has_tier_below=False).peak <= self._memory
-        machine = measured_machine(
-            rate,
-            None if fits else self._files,  # no rates are needed where all fits
-            self._device,
-            self._memory,
-            self._host_bytes(),
-            self._swapper.buffer_bytes,
-            largest,
-        )
+        files, buffers = None if fits else self._files, self._swapper.buffer_bytes  # no rates where all fits
+        machine = measured_machine(rate, files, self._device, self._memory, buffers, largest)
         problem = Problem(layers=layers, machine=machine, traffic=self._traffic, events=events)
         plan = self._choose(problem)
         if self._files is not None:
@@ -390,9 +382,15 @@ class ActivationOffload(BoundToModel):
             self._freed.close()
         else:
             self._freed.give_back()
-        names = [name for name, _ in self._layers]
-        for treated in plan.layers:
-            number = names.index(treated.name)
+        names, host = [name for name, _ in self._layers], host_room(self._device)
+        numbers = [names.index(treated.name) for treated in plan.layers]
+        self._planned, self._actions = frozenset(numbers), [Action.KEEP] * len(names)
+        beside = LayerRoom(max(0, self._memory - plan.peak_bytes), host)  # also of layers that come later
+        apart = LayerRoom(
+            self._memory // _PROFILE_SHARE, host
+        )  # those did not come in a pass measured for them
+        self._rooms = [apart if number in self._late else beside for number in range(len(names))]
+        for number, treated in zip(numbers, plan.layers, strict=True):
             self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
             self._actions[number] = treated.action
         self._swapper.most_bytes = plan.most_bytes if plan.swapped_bytes else math.inf
