@@ -33,14 +33,17 @@ def half() -> nn.Module:
 
 
 def changed(model: nn.Module, optimizer: Any, step: int) -> None:
-    """Change parameters after the step, so that it shows when that is done twice, or not at all."""
+    """Change parameters after the step, so that it shows when that is done twice, or not at all.
+
+    A part of one is changed as the docs say it: late, ``.data`` is looked at in samples.
+    """
     plain(model, optimizer, step)
     for parameter in (one for one in model.parameters() if one.requires_grad):
         if step % 2:
-            parameter.data.clamp_(-0.04, 0.04)
+            parameter.data.mul_(0.9)
         else:
             with torch.no_grad():
-                parameter.mul_(0.9)
+                parameter.clamp_(-0.04, 0.04)
 
 
 LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None]]] = {
