@@ -385,11 +385,11 @@ class ActivationOffload(BoundToModel):
         names, host = [name for name, _ in self._layers], host_room(self._device)
         numbers = [names.index(treated.name) for treated in plan.layers]
         self._planned, self._actions = frozenset(numbers), [Action.KEEP] * len(names)
-        beside = LayerRoom(max(0, self._memory - plan.peak_bytes), host)  # also of layers that come later
+        spare = LayerRoom(max(0, self._memory - plan.peak_bytes), host)  # also of layers that come later
         apart = LayerRoom(
             self._memory // _PROFILE_SHARE, host
         )  # those did not come in a pass measured for them
-        self._rooms = [apart if number in self._late else beside for number in range(len(names))]
+        self._rooms = [apart if number in self._late else spare for number in range(len(names))]
         for number, treated in zip(numbers, plan.layers, strict=True):
             self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
             self._actions[number] = treated.action
