@@ -16,6 +16,7 @@ from torch import nn
 from hapi.cache.disk_rates import measure_disk
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes
+from hapi.offload.activations.layers import SERVED, end_plan_before, owned
 from hapi.offload.activations.offload import ActivationOffload
 from hapi.offload.layer_memory import GradientRoom
 from hapi.offload.loop.admission import check_memory, check_model, check_optimizer, check_policy
@@ -45,7 +46,6 @@ log = logging.getLogger("hapi.offload")
 
 _MEMORY_SHARE = 0.8
 """Share of the free memory that counts as a training's own where the user names none."""
-
 
 _LEAST_BYTES = 32 << 20
 """Activations get so much memory even where nothing is left of it."""
@@ -99,6 +99,7 @@ def offload_training(
         raise UsageError(f"keep_gradients={keep_gradients!r}: give True, False, or None to learn it")
     check_optimizer(optimizer)
     check_policy(activations)
+    end_plan_before(model, optimizer)
     room = _room(memory, model)
     needed = sum(_bytes_in_memory(optimizer))
     rank, ranks = shares_of(model)
@@ -110,6 +111,7 @@ def offload_training(
         if room is not None:
             layers = ActivationOffload(model, max(room - needed, _LEAST_BYTES), folders, activations)
             layers.install()
+            owned(model, optimizer, layers)
         _serve_loops(optimizer, mode, layers)
         return model, optimizer
     return model, offload_states(
@@ -137,9 +139,11 @@ def _serve_loops(optimizer: torch.optim.Optimizer, mode: str, layers: Activation
         return {"mode": mode, "where": "memory", **counts, "activations": kept}
 
     def close(*, remove: bool = True) -> None:
-        """Do nothing: no files are there."""
+        """End the plan of the activations; no files are there."""
+        if layers is not None:
+            layers.close()
 
-    for name, value in (("steps", 0), ("report", report), ("close", close)):
+    for name, value in zip(SERVED, (0, report, close), strict=True):
         if not hasattr(optimizer, name):
             setattr(optimizer, name, value)
 

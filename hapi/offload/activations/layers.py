@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -14,6 +15,19 @@ from hapi.offload.loop.fixed import BoundToModel
 _PLANNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Layers that a plan has."""
 _LISTS = (nn.Sequential, nn.ModuleList)
+SERVED = ("steps", "report", "close")
+"""Attributes of an offloaded optimiser that loops use; another one gets them where all fits."""
+
+
+class Closing(Protocol):
+    """A plan of activations, as far as it is ended."""
+
+    def close(self) -> None:
+        """Give the layers back as they were."""
+
+
+_Owned = tuple["weakref.ref[torch.optim.Optimizer]", "weakref.ref[Closing]"]
+_OWNED: weakref.WeakKeyDictionary[nn.Module, _Owned] = weakref.WeakKeyDictionary()
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -44,6 +58,25 @@ def take(layers: Sequence[tuple[str, nn.Module]]) -> bool:
 def release(layers: Iterable[nn.Module]) -> None:
     """Leave layers to other plans."""
     _PLANNED.difference_update(layers)
+
+
+def owned(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Closing) -> None:
+    """Note whose a plan is that no offloaded optimiser closes."""
+    _OWNED[model] = weakref.ref(optimizer), weakref.ref(plan)
+
+
+def end_plan_before(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Close the plan of a training of ``model`` that is over.
+
+    It is over when its optimiser is given again, as where a cell of a notebook runs a second time, or is gone.
+    """
+    if model not in _OWNED:
+        return
+    owner, plan = _OWNED[model][0](), _OWNED[model][1]()
+    if plan is not None and (owner is None or owner is optimizer):
+        plan.close()
+    for name in SERVED if owner is optimizer else ():
+        vars(optimizer).pop(name, None)
 
 
 def why_not_recomputed(layer: nn.Module) -> str | None:
