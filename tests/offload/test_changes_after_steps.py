@@ -15,6 +15,7 @@ from support.forked import fork_server
 from support.offload_loops import images_model, offloaded, plain, tied_model, train, weights_equal
 from torch import nn
 
+from hapi.offload.loop.values import ValueWatch
 from hapi.offload.optimizer import OffloadedOptimizer
 
 STEPS, KILLED = 8, 4
@@ -213,3 +214,15 @@ def test_only_weights_of_the_training_are_committed(way: str, tmp_path: Path) ->
         assert found.steps == (KILLED - 1 if way == "error" else KILLED)
         train(third, found, range(found.steps, STEPS), plain)
         assert weights_equal(model, third)
+
+
+@pytest.mark.parametrize(("elements", "is_met"), [(16_000, False), (100_000, True)])
+def test_a_value_of_a_small_parameter_is_never_changed_unseen(elements: int, is_met: bool) -> None:
+    """Of a large one samples are compared after the first steps, where this change is not."""
+    parameter = nn.Parameter(torch.zeros(elements))
+    watch = ValueWatch(parameter)
+    for _ in range(9):
+        watch.settle()
+    assert watch.is_met()
+    parameter.data[-1] = 1.0
+    assert watch.is_met() == is_met

@@ -35,15 +35,15 @@ def half() -> nn.Module:
 def changed(model: nn.Module, optimizer: Any, step: int) -> None:
     """Change parameters after the step, so that it shows when that is done twice, or not at all.
 
-    A part of one is changed as the docs say it: late, ``.data`` is looked at in samples.
+    After some twenty steps the first of these changes a few values of some parameters.
     """
     plain(model, optimizer, step)
     for parameter in (one for one in model.parameters() if one.requires_grad):
         if step % 2:
-            parameter.data.mul_(0.9)
+            parameter.data.clamp_(-0.04, 0.04)
         else:
             with torch.no_grad():
-                parameter.clamp_(-0.04, 0.04)
+                parameter.mul_(0.9)
 
 
 LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None]]] = {

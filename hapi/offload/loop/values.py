@@ -11,15 +11,16 @@ from hapi.arrays import Bytes
 
 _WHOLE_STEPS = 3
 """So many times all values are compared: what a loop does, it does in its first steps."""
-_SAMPLE = 1024
-"""Elements that are compared afterwards, further ones each time."""
+_SAMPLE = 1 << 14
+"""Elements that are compared afterwards, further ones each time; a parameter that has no more is compared whole. They
+take some microseconds: digests of a processor's caches are fast."""
 
 
 class ValueWatch:
     """Notices that a parameter's values were changed through ``parameter.data``, which no version tells, and that they
     were changed between backward and step.
 
-    The first is found by all values in the first steps, then by some of them and by their address. On a GPU only the
+    The first is found by all values in the first steps, then by some of many and by their address. On a GPU only the
     address counts: a look at values would wait for it.
     """
 
