@@ -26,6 +26,9 @@ from support.offload_loops import (
     tied_model,
 )
 
+SMALL = 1 << 14
+"""Values of a parameter of which no change is missed."""
+
 
 def half() -> nn.Module:
     """Make a model in half precision, whose master weights lie on the disks."""
@@ -35,14 +38,14 @@ def half() -> nn.Module:
 def changed(model: nn.Module, optimizer: Any, step: int) -> None:
     """Change parameters after the step, so that it shows when that is done twice, or not at all.
 
-    After some twenty steps the first of these changes a few values of some parameters.
+    After some twenty steps clamping changes a few values of some parameters; of large ones it is done as the docs say.
     """
     plain(model, optimizer, step)
     for parameter in (one for one in model.parameters() if one.requires_grad):
-        if step % 2:
-            parameter.data.clamp_(-0.04, 0.04)
-        else:
-            with torch.no_grad():
+        with torch.no_grad():
+            if step % 2:
+                (parameter.data if parameter.numel() <= SMALL else parameter).clamp_(-0.04, 0.04)
+            else:
                 parameter.mul_(0.9)
 
 
