@@ -175,6 +175,13 @@ def bootstrapped(give: Give) -> State:
     return {**teacher.state_dict(), "predictor": predictor.weight.detach()}
 
 
+def usually(model: nn.Module, give: Give) -> State:
+    optimizer = give(model, adamw(model))
+    for step in range(STEPS):
+        usual(model, optimizer, step)
+    return model.state_dict()
+
+
 class Islands(Net):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -187,11 +194,7 @@ class Islands(Net):
 
 
 def islands(give: Give) -> State:
-    model = Islands()
-    optimizer = give(model, adamw(model))
-    for step in range(STEPS):
-        usual(model, optimizer, step)
-    return model.state_dict()
+    return usually(Islands(), give)
 
 
 class Tied(nn.Module):
@@ -387,11 +390,7 @@ class NamedNet(nn.Module):
 
 
 def named(give: Give) -> State:
-    model = NamedNet()
-    optimizer = give(model, adamw(model))
-    for step in range(STEPS):
-        usual(model, optimizer, step)
-    return model.state_dict()
+    return usually(NamedNet(), give)
 
 
 def free(give: Give) -> State:

@@ -28,6 +28,7 @@ class Closing(Protocol):
 
 _Owned = tuple["weakref.ref[torch.optim.Optimizer]", "weakref.ref[Closing]"]
 _OWNED: weakref.WeakKeyDictionary[nn.Module, _Owned] = weakref.WeakKeyDictionary()
+"""Optimiser and plan of each model whose states fit the memory."""
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

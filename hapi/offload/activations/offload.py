@@ -388,7 +388,7 @@ class ActivationOffload(BoundToModel):
         spare = LayerRoom(max(0, self._memory - plan.peak_bytes), host)  # also of layers that come later
         apart = LayerRoom(
             self._memory // _PROFILE_SHARE, host
-        )  # those did not come in a pass measured for them
+        )  # these stayed away from a pass measured for them
         self._rooms = [apart if number in self._late else spare for number in range(len(names))]
         for number, treated in zip(numbers, plan.layers, strict=True):
             self._rooms[number] = LayerRoom(treated.kept_bytes, treated.host_bytes)
